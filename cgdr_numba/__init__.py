@@ -1,0 +1,23 @@
+"""The Gated Delta Rule on CPUs: a float64 definition and a re-enactment of the Ascend 310P kernels."""
+
+from cgdr_numba.core.dims import Dims
+from cgdr_numba.errors import BudgetError, ContractError, DtypeError, UnsupportedError
+from cgdr_numba.ops import chunk_gated_delta_rule, npu_chunk_gated_delta_rule
+from cgdr_numba.sched import ASCEND_310P, DeviceSpec, Plan, host, plan_chunk
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ASCEND_310P",
+    "BudgetError",
+    "ContractError",
+    "DeviceSpec",
+    "Dims",
+    "DtypeError",
+    "Plan",
+    "UnsupportedError",
+    "chunk_gated_delta_rule",
+    "host",
+    "npu_chunk_gated_delta_rule",
+    "plan_chunk",
+]

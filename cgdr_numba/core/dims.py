@@ -1,0 +1,33 @@
+"""The sizes of one call: a leaf that the contract and the scheduler share."""
+
+from typing import NamedTuple
+
+CHUNK = 64
+"""Tokens in a chunk. Fixed by the kernel (it is no attribute of the operator)."""
+
+
+class Dims(NamedTuple):
+    """Sizes of one Gated Delta Rule call; plain integers, so that kernels take it as it is."""
+
+    n_tokens: int
+    """T: tokens of all sequences together."""
+    n_sequences: int
+    """N: sequences, and so states."""
+    hk: int
+    """Hk: heads of q and k."""
+    hv: int
+    """Hv: heads of v, g, beta, state and out; a multiple of Hk."""
+    dk: int
+    """Dk: width of a key."""
+    dv: int
+    """Dv: width of a value."""
+
+
+def ceil_div(n: int, step: int) -> int:
+    """Return the smallest integer that is at least n / step."""
+    return -(-n // step)
+
+
+def ceil_to(n: int, step: int) -> int:
+    """Return the smallest multiple of `step` that is at least n."""
+    return ceil_div(n, step) * step

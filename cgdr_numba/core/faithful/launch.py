@@ -1,0 +1,54 @@
+"""The faithful backend: a problem and its plan to one launch of the worker."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core import memory
+from cgdr_numba.core.dtypes import KINDS, as_words
+from cgdr_numba.core.faithful.arith import Arith
+from cgdr_numba.core.faithful.ub import Kinds
+from cgdr_numba.core.faithful.worker import walk_bins
+from cgdr_numba.core.l2norm import l2norm
+from cgdr_numba.core.threads import numba_threads
+
+if TYPE_CHECKING:
+    from cgdr_numba.core.contract import ChunkProblem
+    from cgdr_numba.sched.plan import Plan
+
+
+def run(
+    problem: "ChunkProblem",
+    plan: "Plan",
+    arith: Arith,
+    threads: int | None,
+    out: NDArray[Any],
+    final_state: NDArray[Any],
+) -> None:
+    """Re-enact the kernel on every item of the plan.
+
+    Writes out [B, T, Hv, Dv] and the final states [N, Hv, Dv, Dk] of sequences that have tokens.
+    """
+    q, k = problem.q, problem.k
+    if problem.normalise:
+        q, k = (l2norm(x, np.float32).astype(x.dtype) for x in (q, k))
+    inputs = (q, k, problem.v, problem.g, problem.beta, problem.state)
+    kinds = Kinds(*(KINDS[x.dtype] for x in (q, problem.g, problem.beta, problem.state, final_state)))
+    scratch = memory.allocate(plan.n_bins, plan.tiling.ledger.total_bytes, plan.workspace_shape())
+    with numba_threads(threads):
+        walk_bins(
+            *(as_words(x) for x in inputs),
+            *problem.sequences,
+            plan.items,
+            plan.bin_ptr,
+            plan.schedule(),
+            plan.tiling.ledger.layout(),
+            problem.dims,
+            kinds,
+            arith,
+            np.float32(problem.scale),
+            *scratch,
+            as_words(out),
+            as_words(final_state),
+        )

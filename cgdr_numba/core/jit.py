@@ -1,0 +1,60 @@
+"""How kernels are compiled: one decorator for device-like functions, one for the entry that Python calls."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STRICT: dict[str, Any] = {
+    "nogil": True,
+    # NumPy's division by zero gives inf, Python's an exception that a kernel could not raise.
+    "error_model": "numpy",
+    # No contraction, no reassociation: every rounding of the golden and faithful paths is part of their contract.
+    "fastmath": False,
+}
+
+
+def kernel(function: F) -> F:
+    """Compile `function` strictly, at its first use; with NUMBA_DISABLE_JIT=1 it stays plain Python."""
+    return numba.njit(**_STRICT)(function)  # type: ignore[no-any-return]
+
+
+class Entry:
+    """A parallel kernel with exactly one compiled signature, compiled at its first call.
+
+    One signature means that no stride pattern, byte alignment or dtype of a user's array compiles anything again.
+    """
+
+    def __init__(self, function: Callable[..., Any], argument_types: Callable[[], tuple[Any, ...]]) -> None:
+        """Take the kernel and a function that gives the numba types of its arguments."""
+        self._argument_types = argument_types
+        self._lock = threading.Lock()
+        self._ready = bool(numba.config.DISABLE_JIT)
+        self._call = numba.njit(parallel=True, **_STRICT)(function)
+        self.compile_seconds: float | None = None
+        """Seconds that compiling took in this process; None before the first call and without JIT."""
+        self.__doc__ = function.__doc__
+
+    def compile(self) -> None:
+        """Compile now, if that has not happened yet."""
+        with self._lock:
+            if not self._ready:
+                begin = time.perf_counter()
+                self._call.compile(self._argument_types())
+                self._call.disable_compile()
+                self.compile_seconds = time.perf_counter() - begin
+                self._ready = True
+
+    def __call__(self, *arguments: Any) -> None:
+        """Run the kernel; it returns nothing and writes into its last arguments."""
+        if not self._ready:
+            self.compile()
+        # Plain NumPy scalars warn where compiled code does not.
+        with np.errstate(all="ignore") if numba.config.DISABLE_JIT else nullcontext():
+            self._call(*arguments)

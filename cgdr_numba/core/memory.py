@@ -1,0 +1,33 @@
+"""Where arrays come from: every result and every scratch array of a call is allocated here."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+ALIGNMENT_BYTES = 64
+"""A cache line, and one 512-bit vector: unaligned scratch makes every wide access touch two lines."""
+
+
+class Scratch(NamedTuple):
+    """What the workers of one call compute in."""
+
+    arenas: NDArray[np.float32]
+    """One unified buffer a bin: [n_bins, floats], each row on a cache line of its own."""
+    workspace: NDArray[np.float32]
+    """State between V tiles and chunks: [N, Hv, Dk, ceil8(Dv)]; empty where no sequence has a second chunk."""
+
+
+def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an uninitialised C-contiguous array that begins on a cache line."""
+    kind = np.dtype(dtype)
+    n_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    buffer = np.empty(n_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT_BYTES
+    return buffer[start : start + n_bytes].view(kind).reshape(shape)
+
+
+def allocate(n_bins: int, ub_bytes: int, workspace_shape: tuple[int, ...]) -> Scratch:
+    """Return all scratch of one call: an arena of ub_bytes a bin, and the workspace."""
+    floats = -(-ub_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // 4
+    return Scratch(empty((n_bins, floats), np.float32), empty(workspace_shape, np.float32))

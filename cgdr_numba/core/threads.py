@@ -1,0 +1,25 @@
+"""How many threads a call runs on, without leaving a trace in numba's settings."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numba
+
+
+def most_threads() -> int:
+    """Return the largest number of threads that numba was started for."""
+    return int(numba.config.NUMBA_NUM_THREADS)
+
+
+@contextmanager
+def numba_threads(n_threads: int | None) -> Iterator[None]:
+    """Run the block on n_threads numba threads (None: as the calling thread has it), then put the number back."""
+    if n_threads is None or numba.config.DISABLE_JIT:
+        yield
+        return
+    before = numba.get_num_threads()
+    numba.set_num_threads(n_threads)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)

@@ -1,0 +1,317 @@
+"""The public functions: fla's names and layouts, and CANN's, over one contract."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core import golden, memory
+from cgdr_numba.core.checks import Checks
+from cgdr_numba.core.contract import ChunkProblem, Tensors, cann_chunk_problem, fla_chunk_problem
+from cgdr_numba.core.dtypes import FLOAT32, FLOAT64, round_to
+from cgdr_numba.core.faithful import launch
+from cgdr_numba.core.faithful.arith import Arith
+from cgdr_numba.core.threads import most_threads
+from cgdr_numba.errors import DtypeError, UnsupportedError
+from cgdr_numba.sched.device import DeviceSpec, resolve
+from cgdr_numba.sched.plan import Plan, PlanKey, plan_chunk
+
+Array = NDArray[Any]
+Backend = Literal["golden", "faithful"]
+
+BACKENDS: Final = ("golden", "faithful")
+"""The backends of this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How a checked problem is to be run, as the caller said it."""
+
+    backend: object
+    target: object
+    plan: object
+    threads: object
+    overflow: object
+    axpy: object
+
+
+def chunk_gated_delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array | None = None,
+    beta: Array | None = None,
+    *,
+    backend: Backend,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Array | None = None,
+    dt_bias: Array | None = None,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: object = None,
+    target: str | DeviceSpec | None = None,
+    plan: Plan | None = None,
+    threads: int | None = None,
+    overflow: Literal["ieee", "saturate"] = "ieee",
+    axpy: Literal["two-roundings", "fused"] = "two-roundings",
+    **unknown: Never,
+) -> tuple[Array, Array | None]:
+    """Run S <- e^g S; S <- S + k (beta (v - S^T k))^T; o = scale S^T q over every token of every sequence.
+
+    Args:
+        q: Queries [B, T, Hk, Dk]; float16, bfloat16 or float32 (golden: float64 as well). Any strides.
+        k: Keys, shape and dtype of q. They should have length 1 at the most, or the state grows.
+        v: Values [B, T, Hv, Dv], dtype of q. Hv is a multiple of Hk; value head h uses key head h // (Hv / Hk).
+        g: Natural log of the decay [B, T, Hv], any float dtype; not restricted to g <= 0. None means zeros.
+        beta: How much of the error is written [B, T, Hv], any float dtype. None means ones.
+        backend: "golden" (float64 token loop) or "faithful" (the 310P kernel's order of operations).
+        scale: Factor on q; None means Dk^-0.5.
+        initial_state: [N, Hv, Dk, Dv], any float dtype; [N, Hv, Dv, Dk] with state_v_first. None means zeros.
+        output_final_state: Whether the final state is returned.
+        use_qk_l2norm_in_kernel: Normalise q and k first, x / sqrt(sum x^2 + 1e-6); faithful computes this in
+            float32 and rounds to q's dtype.
+        use_beta_sigmoid_in_kernel: Not offered yet.
+        use_gate_in_kernel: Not offered yet.
+        A_log: Not offered yet.
+        dt_bias: Not offered yet.
+        allow_neg_eigval: Not offered yet.
+        state_v_first: Whether states are [N, Hv, Dv, Dk], in and out.
+        cu_seqlens: Sums of lengths [N + 1] from 0 to T, integers; B must be 1. None makes every batch row a sequence.
+        target: Faithful only: "310p" (default), "host" or a DeviceSpec to plan for.
+        plan: Faithful only: a plan of `plan_chunk` for these dims, lengths and dtype; excludes target and threads.
+        threads: Threads to run on, from 1 to numba's number; None leaves numba's setting. Golden uses one.
+        overflow: Faithful only: "ieee", or "saturate" as the 310P's vector unit does.
+        axpy: Faithful only: whether Axpy rounds twice or once ("fused").
+        unknown: Nothing; any other keyword is a TypeError.
+
+    Returns:
+        (out [B, T, Hv, Dv] in q's dtype, final state or None). The state is float32 (float64 in golden for float64
+        inputs), in the layout of initial_state. A sequence without tokens passes its state through.
+
+    Raises:
+        ContractError: Shapes, lengths or options break the contract; a ValueError.
+        DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
+        BudgetError: No V tile fits the target's unified buffer; a ContractError.
+        UnsupportedError: An option that is not offered yet; a NotImplementedError.
+
+    Numerics:
+        golden: float64 throughout, sums over Dk row by row, rounded once at the end. faithful: float32 in the order
+        of the 310P kernel (see `cgdr_numba.core.phases`); only float16 is what the NPU takes, other dtypes run the
+        same operations as an extension. Both give the same bits for any threads, plan, strides and batch mates.
+
+    Source:
+        Signature of flash-linear-attention 0.6.0 (keyword-only behind the tensors); kernel 310P
+        ChunkGatedDeltaRule, revision 00e39ab5.
+
+    Example:
+        >>> import numpy as np
+        >>> from cgdr_numba import chunk_gated_delta_rule
+        >>> one = np.ones((1, 3, 1, 1), np.float32)
+        >>> v = np.array([2, 4, 6], np.float32).reshape(1, 3, 1, 1)
+        >>> g, beta = np.full((1, 3, 1), np.log(0.5)), np.full((1, 3, 1), 0.5)
+        >>> out, state = chunk_gated_delta_rule(one, one, v, g, beta, backend="golden", scale=1.0,
+        ...     initial_state=np.full((1, 1, 1, 1), 8.0), output_final_state=True)
+        >>> out.ravel().tolist(), state.item()
+        ([3.0, 2.75, 3.6875], 3.6875)
+    """
+    op = "chunk_gated_delta_rule"
+    _refuse_unknown(op, unknown)
+    asked = {
+        "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
+        "use_gate_in_kernel": use_gate_in_kernel,
+        "A_log": A_log is not None,
+        "dt_bias": dt_bias is not None,
+        "allow_neg_eigval": allow_neg_eigval,
+    }
+    for name, value in asked.items():
+        if Checks(op).flag(name, value):
+            raise UnsupportedError(f"{op}: `{name}` is not offered yet: pass g as the log decay and beta as it is used")
+    wants_state = Checks(op).flag("output_final_state", output_final_state)
+    problem = fla_chunk_problem(
+        op,
+        Tensors(q, k, v, g, beta, initial_state),
+        scale=scale,
+        normalise=use_qk_l2norm_in_kernel,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+    )
+    out, state = _run(problem, _Options(backend, target, plan, threads, overflow, axpy))
+    if not wants_state:
+        return out, None
+    return out, state if problem.state_v_first else state.swapaxes(2, 3)
+
+
+def npu_chunk_gated_delta_rule(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    beta: Array,
+    initial_state: Array,
+    actual_seq_lengths: object,
+    scale: float | None = None,
+    g: Array | None = None,
+    backend: Backend = "faithful",
+    target: str | DeviceSpec | None = None,
+    plan: Plan | None = None,
+    threads: int | None = None,
+    overflow: Literal["ieee", "saturate"] = "ieee",
+    axpy: Literal["two-roundings", "fused"] = "two-roundings",
+) -> tuple[Array, Array]:
+    """Run the chunked Gated Delta Rule under CANN's names and layouts, so that a recorded NPU call replays unedited.
+
+    Args:
+        query: [T, Nk, Dk], all sequences one after another; float16 as on the NPU, or bfloat16, float32 (golden:
+            float64 as well). Not normalised here. Any strides.
+        key: Shape and dtype of query.
+        value: [T, Nv, Dv], dtype of query; Nv is a multiple of Nk.
+        beta: [T, Nv], any float dtype.
+        initial_state: [N, Nv, Dv, Dk], any float dtype.
+        actual_seq_lengths: Tokens of each sequence [N], integers with the sum T (lengths, not running sums).
+        scale: Factor on query; None means 1.0, as CANN has it (not Dk^-0.5).
+        g: Natural log of the decay [T, Nv], any float dtype, rounded to float32 by faithful. None means zeros.
+        backend: "faithful" (default) or "golden".
+        target: As in `chunk_gated_delta_rule`.
+        plan: As in `chunk_gated_delta_rule`.
+        threads: As in `chunk_gated_delta_rule`.
+        overflow: As in `chunk_gated_delta_rule`.
+        axpy: As in `chunk_gated_delta_rule`.
+
+    Returns:
+        (out [T, Nv, Dv] in query's dtype, final state [N, Nv, Dv, Dk] in initial_state's dtype). A sequence without
+        tokens passes its state through (the NPU leaves that memory unwritten).
+
+    Raises:
+        ContractError: Shapes, lengths or options break the contract; a ValueError.
+        DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
+        BudgetError: No V tile fits the target's unified buffer; a ContractError.
+
+    Numerics:
+        As in `chunk_gated_delta_rule`.
+
+    Source:
+        torch_npu.npu_chunk_gated_delta_rule; kernel 310P ChunkGatedDeltaRule, revision 00e39ab5.
+
+    Example:
+        >>> import numpy as np
+        >>> from cgdr_numba import npu_chunk_gated_delta_rule
+        >>> q = np.eye(8, dtype=np.float16)[:, None, :]
+        >>> v = np.arange(64, dtype=np.float16).reshape(8, 1, 8)
+        >>> out, state = npu_chunk_gated_delta_rule(q, q, v, beta=np.ones((8, 1), np.float16),
+        ...     initial_state=np.zeros((1, 1, 8, 8), np.float16), actual_seq_lengths=[8])
+        >>> bool((out == v).all()), bool((state[0, 0].T == v[:, 0]).all())
+        (True, True)
+    """
+    problem = cann_chunk_problem(
+        "npu_chunk_gated_delta_rule",
+        Tensors(query, key, value, g, beta, initial_state),
+        scale=scale,
+        actual_seq_lengths=actual_seq_lengths,
+    )
+    out, state = _run(problem, _Options(backend, target, plan, threads, overflow, axpy))
+    return out[0], state
+
+
+_FLA_ONLY: Final = {
+    "head_first": "tensors are [B, T, H, D] here, as in fla",
+    "chunk_size": "the chunk is 64 tokens, as in the kernel",
+    "transpose_state_layout": "this is fla's deprecated name of state_v_first",
+    "cu_seqlens_cpu": "cu_seqlens is all that a CPU needs",
+    "chunk_indices": "the plan makes its own work items",
+    "cp_context": "context parallelism is not offered",
+}
+"""What fla's further keywords mean, and why they are not taken."""
+
+
+def _refuse_unknown(op: str, unknown: dict[str, Never]) -> None:
+    """Raise TypeError for keywords outside of the signature; say so where fla knows them."""
+    for name in unknown:
+        reason = f" (known to fla: {_FLA_ONLY[name]})" if name in _FLA_ONLY else ""
+        raise TypeError(f"{op}() got an unexpected keyword argument '{name}'{reason}")
+
+
+def _run(problem: ChunkProblem, options: _Options) -> tuple[Array, Array]:
+    """Check the options, run the backend, and pass the states of empty sequences through."""
+    checks = Checks(problem.op)
+    if options.backend == "fast":
+        raise UnsupportedError(f'{problem.op}: backend="fast" is not offered yet; take "golden" or "faithful"')
+    backend = checks.choice("backend", options.backend, BACKENDS)
+    arith = Arith(
+        checks.choice("axpy", options.axpy, ("two-roundings", "fused")) == "fused",
+        checks.choice("overflow", options.overflow, ("ieee", "saturate")) == "saturate",
+    )
+    threads = _threads(checks, options.threads)
+    plan = _plan(checks, problem, options, arith) if backend == "faithful" else None
+    if plan is None:
+        _refuse_for_golden(checks, options, arith)
+    out, final_state = _results(problem, backend)
+    if plan is None:
+        golden.run(problem, out, final_state)
+    else:
+        launch.run(problem, plan, arith, threads, out, final_state)
+    for n in np.flatnonzero(problem.sequences.length == 0):
+        final_state[n] = round_to(problem.state[n].astype(FLOAT64), final_state.dtype)
+    return out, final_state
+
+
+def _results(problem: ChunkProblem, backend: str) -> tuple[Array, Array]:
+    """Return unwritten arrays for out [B, T, Hv, Dv] and the final state, seen as [N, Hv, Dv, Dk]."""
+    dims = problem.dims
+    dtype = problem.state_dtype
+    if dtype is None:
+        dtype = FLOAT64 if backend == "golden" and problem.q.dtype == FLOAT64 else FLOAT32
+    out = memory.empty((*problem.v.shape[:2], dims.hv, dims.dv), problem.q.dtype)
+    if problem.state_v_first:
+        return out, memory.empty((dims.n_sequences, dims.hv, dims.dv, dims.dk), dtype)
+    return out, memory.empty((dims.n_sequences, dims.hv, dims.dk, dims.dv), dtype).swapaxes(2, 3)
+
+
+def _threads(checks: Checks, value: object) -> int | None:
+    """Return the number of threads after its check."""
+    if value is None:
+        return None
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise DtypeError(f"{checks.op}: `threads` must be an integer or None, got {value!r}")
+    if not 1 <= value <= most_threads():
+        raise checks.error(f"`threads` must be from 1 to numba's {most_threads()} threads, got {value}")
+    return int(value)
+
+
+def _plan(checks: Checks, problem: ChunkProblem, options: _Options, arith: Arith) -> Plan:
+    """Return the caller's plan after its check, or a new one for the target."""
+    if problem.q.dtype == FLOAT64:
+        raise DtypeError(
+            f"{checks.op}: float64 q, k and v are golden's only, and `backend` is {options.backend!r}: "
+            "cast them, for example q.astype(np.float32)"
+        )
+    key = PlanKey(problem.dims, problem.lengths, problem.q.dtype.name)
+    plan = options.plan
+    if plan is None:
+        return plan_chunk(*key[:2], dtype=key.dtype, target=resolve(options.target, "310p"))
+    if not isinstance(plan, Plan):
+        raise DtypeError(f"{checks.op}: `plan` must be a Plan or None, got {type(plan).__qualname__}")
+    for name, value in (("target", options.target), ("threads", options.threads)):
+        if value is not None:
+            raise checks.error(f"`plan` excludes `{name}`, got {name} = {value!r} beside it")
+    if plan.key != key:
+        raise checks.error(f"`plan` must be made for {key}, got one for {plan.key}")
+    return plan
+
+
+def _refuse_for_golden(checks: Checks, options: _Options, arith: Arith) -> None:
+    """Raise for options that only other backends have."""
+    given = {
+        "target": options.target is not None,
+        "plan": options.plan is not None,
+        "axpy": arith.fused,
+        "overflow": arith.saturate,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise checks.error(f'`{name}` must be left out with backend="golden", which has no device')

@@ -1,0 +1,6 @@
+"""From the sizes of a call to a plan: device, tiling, ledger, work items, bins."""
+
+from cgdr_numba.sched.device import ASCEND_310P, DeviceSpec, host
+from cgdr_numba.sched.plan import Plan, plan_chunk
+
+__all__ = ["ASCEND_310P", "DeviceSpec", "Plan", "host", "plan_chunk"]

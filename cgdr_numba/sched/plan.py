@@ -1,0 +1,216 @@
+"""One plan of a call: the same plan gives the same launch, the same slices and the same order of work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core.dims import CHUNK, Dims
+from cgdr_numba.core.schedule import ChunkSchedule
+from cgdr_numba.errors import ContractError
+from cgdr_numba.sched.bins import fill_bins
+from cgdr_numba.sched.device import MIN_WORKSPACE_BYTES, DeviceSpec, resolve
+from cgdr_numba.sched.items import chunk_items
+from cgdr_numba.sched.tiling import (
+    ChunkTiling,
+    LoadPaths,
+    load_paths,
+    solve_tiling,
+    workspace_bytes,
+    workspace_stride,
+)
+
+REVISION = "310P ChunkGatedDeltaRule, vector revision 00e39ab5 (PR !1108)"
+"""The kernel that plans and the faithful backend re-enact; later 310P code uses the matrix unit."""
+KERNEL_DTYPE = "float16"
+"""The only dtype of q, k and v that the NPU takes; other dtypes are an extension."""
+
+
+class PlanKey(NamedTuple):
+    """What a plan was made for; a call must match it to use the plan."""
+
+    dims: Dims
+    lengths: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """How a chunked call runs on a device: V tiles, UB slices, work items, bins."""
+
+    key: PlanKey
+    device: DeviceSpec
+    tiling: ChunkTiling
+    paths: LoadPaths
+    items: NDArray[np.int64]
+    """Work items [n, 3]: sequence, value head, V tile."""
+    bin_ptr: NDArray[np.int64]
+    """CSR pointers [n_bins + 1] into items."""
+
+    @property
+    def n_bins(self) -> int:
+        """Bins that hold items; at most tiling.block_dim."""
+        return len(self.bin_ptr) - 1
+
+    @property
+    def extension(self) -> bool:
+        """Whether the dtype is one that the NPU's kernel does not take."""
+        return self.key.dtype != KERNEL_DTYPE
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the largest chunk: min(64, longest sequence)."""
+        return min(CHUNK, max(self.key.lengths, default=0))
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether some sequence has several chunks, so that the workspace is used at all."""
+        return max(self.key.lengths, default=0) > CHUNK
+
+    def schedule(self) -> ChunkSchedule:
+        """Return the plan in the form that crosses into kernels."""
+        tiling = self.tiling
+        return ChunkSchedule(CHUNK, tiling.v_step, tiling.n_v_tiles, *self.paths)
+
+    def workspace_shape(self) -> tuple[int, int, int, int]:
+        """Return [N, Hv, Dk, ceil8(Dv)], or the smallest array where no sequence has a second chunk."""
+        dims = self.key.dims
+        if not self.carries_state:
+            return 1, 1, 1, 1
+        return dims.n_sequences, dims.hv, dims.dk, workspace_stride(dims)
+
+    def bin_tokens(self) -> list[int]:
+        """Return every bin's load: the tokens of its items together."""
+        loads = np.array([self.key.lengths[n] for n in self.items[:, 0]], np.int64)
+        return [int(loads[begin:end].sum()) for begin, end in zip(self.bin_ptr[:-1], self.bin_ptr[1:], strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values, as ``cgdr plan --json`` prints them."""
+        tiling, dims = self.tiling, self.key.dims
+        return {
+            "operator": "chunk_gated_delta_rule",
+            "revision": REVISION,
+            "device": {"name": self.device.name, "cores": self.device.cores, "ub_bytes": self.device.ub_bytes},
+            "dims": dims._asdict(),
+            "lengths": list(self.key.lengths),
+            "dtype": self.key.dtype,
+            "extension": self.extension,
+            "rows": self.n_rows,
+            "v_step": tiling.v_step,
+            "n_v_tiles": tiling.n_v_tiles,
+            "block_dim": tiling.block_dim,
+            "split": tiling.split,
+            "overlap": tiling.overlap,
+            "q_cached": 0 < self.n_rows <= self.paths.q_cache_rows,
+            "k_dma": 0 < self.n_rows <= self.paths.k_dma_rows,
+            "tmp_bytes": tiling.ledger.tmp_bytes,
+            "out_queue_bytes": tiling.ledger.out_queue_bytes,
+            "free_bytes": tiling.ledger.free_bytes,
+            "workspace_bytes": workspace_bytes(dims),
+            "npu_workspace_bytes": max(workspace_bytes(dims), MIN_WORKSPACE_BYTES),
+            "ub": [
+                {"name": s.name, "npu_name": s.npu_name, "offset": s.offset, "bytes": s.n_bytes, "over": s.over}
+                for s in tiling.ledger.slices
+            ],
+            "bins": [
+                {"bin": b, "tokens": tokens, "items": self.items[self.bin_ptr[b] : self.bin_ptr[b + 1]].tolist()}
+                for b, tokens in enumerate(self.bin_tokens())
+            ],
+        }
+
+    def explain(self) -> str:
+        """Return the plan in words: tiling, UB ledger, bins and their balance."""
+        dims, tiling, tokens = self.key.dims, self.tiling, self.bin_tokens()
+        values = self.as_dict()
+        lines = [
+            REVISION + (" - extension: the NPU takes float16 only" if self.extension else ""),
+            f"device {self.device.name}: {self.device.cores} cores, {self.device.ub_bytes} bytes of UB a core",
+            f"T {dims.n_tokens} in {dims.n_sequences} sequences, Hk {dims.hk}, Hv {dims.hv}, Dk {dims.dk}, "
+            f"Dv {dims.dv}, {self.key.dtype}",
+            f"v_step {tiling.v_step}: {tiling.n_v_tiles} V tile(s) a head, "
+            f"{'each an item of its own' if tiling.split else 'walked by one item'}; block_dim {tiling.block_dim}",
+            f"chunks of up to {self.n_rows} rows: K by {'DMA' if values['k_dma'] else 'element reads'}, "
+            f"Q {'cached' if values['q_cached'] else 'read again for every row of scores'}",
+            f"workspace FP32 [{dims.n_sequences}, {dims.hv}, {dims.dk}, {workspace_stride(dims)}] = "
+            f"{workspace_bytes(dims)} bytes{'' if self.carries_state else ', unused: no second chunk'} "
+            f"(the NPU asks for {values['npu_workspace_bytes']})",
+            "",
+            str(tiling.ledger),
+            "",
+        ]
+        for b, load in enumerate(tokens):
+            begin, end = self.bin_ptr[b], self.bin_ptr[b + 1]
+            lines.append(f"bin {b}: {load} tokens, items {_item_name(self.items[begin])} .. "
+                         f"{_item_name(self.items[end - 1])} ({end - begin})")
+        if tokens:
+            lines.append(f"balance: mean load / largest load over {tiling.block_dim} cores = {self.balance():.3f}")
+        else:
+            lines.append("no bins: no tokens")
+        return "\n".join(lines)
+
+    def balance(self) -> float:
+        """Return mean load / largest load over the cores that start; 1 is perfect."""
+        tokens = self.bin_tokens()
+        return sum(tokens) / (max(tokens) * self.tiling.block_dim) if tokens else 1.0
+
+
+def _item_name(item: NDArray[np.int64]) -> str:
+    """Return (sequence, head, tile) as text; `*` stands for every tile."""
+    sequence, head, tile = item.tolist()
+    return f"({sequence}, {head}, {'*' if tile < 0 else tile})"
+
+
+def plan_chunk(
+    dims: Dims,
+    lengths: Sequence[int],
+    *,
+    dtype: str = KERNEL_DTYPE,
+    target: str | DeviceSpec | None = None,
+    v_step: int | None = None,
+) -> Plan:
+    """Plan a chunked call: dims and lengths to V tiles under the UB budget, work items, and bins by the greedy rule.
+
+    Args:
+        dims: Sizes of the call; n_tokens must be the lengths' sum, n_sequences their number.
+        lengths: Tokens of each sequence [N].
+        dtype: Name of q's dtype; other names than "float16" are an extension to the NPU's kernel.
+        target: "310p" (default), "host" or a DeviceSpec.
+        v_step: Columns of a V tile, to plan for another width than the widest that fits.
+
+    Returns:
+        The plan, which ``plan=`` of the public functions takes for any call of these dims, lengths and dtype.
+
+    Raises:
+        ContractError: Sizes that do not fit together.
+        BudgetError: No V tile fits the UB; the message shows the ledger of the narrowest.
+
+    Example:
+        >>> plan = plan_chunk(Dims(n_tokens=520, n_sequences=2, hk=16, hv=32, dk=128, dv=128), [512, 8])
+        >>> plan.tiling.v_step, plan.n_bins, plan.bin_tokens()[0]
+        (128, 7, 2560)
+    """
+    sizes = tuple(int(n) for n in lengths)
+    if len(sizes) != dims.n_sequences or sum(sizes) != dims.n_tokens or min(sizes, default=0) < 0:
+        raise ContractError(
+            f"plan_chunk: `lengths` must be [N] = [{dims.n_sequences}] lengths of at least 0 with the sum "
+            f"T = {dims.n_tokens}, got {list(sizes)} with the sum {sum(sizes)}"
+        )
+    if min(dims.hk, dims.hv, dims.dk, dims.dv) < 1 or dims.hv % dims.hk:
+        raise ContractError(
+            f"plan_chunk: `dims` must have Hk, Hv, Dk, Dv of at least 1 and Hv % Hk == 0, got Hk = {dims.hk}, "
+            f"Hv = {dims.hv}, Dk = {dims.dk}, Dv = {dims.dv}"
+        )
+    device = resolve(target, "310p")
+    tiling = solve_tiling(dims, device, v_step)
+    items = chunk_items(sizes, dims, tiling.n_v_tiles, tiling.split)
+    loads = [sizes[n] for n in items[:, 0]]
+    return Plan(
+        key=PlanKey(dims, sizes, dtype),
+        device=device,
+        tiling=tiling,
+        paths=load_paths(dims, tiling.v_step, dtype),
+        items=items,
+        bin_ptr=fill_bins(loads, tiling.block_dim),
+    )
