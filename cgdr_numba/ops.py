@@ -242,14 +242,15 @@ def _run(problem: ChunkProblem, options: _Options) -> tuple[Array, Array]:
     if options.backend == "fast":
         raise UnsupportedError(f'{problem.op}: backend="fast" is not offered yet; take "golden" or "faithful"')
     backend = checks.choice("backend", options.backend, BACKENDS)
-    arith = Arith(
-        checks.choice("axpy", options.axpy, ("two-roundings", "fused")) == "fused",
-        checks.choice("overflow", options.overflow, ("ieee", "saturate")) == "saturate",
+    switches = Arith(
+        fused=checks.choice("axpy", options.axpy, ("two-roundings", "fused")) == "fused",
+        saturate=checks.choice("overflow", options.overflow, ("ieee", "saturate")) == "saturate",
     )
+    arith = switches if any(switches) else None
     threads = _threads(checks, options.threads)
-    plan = _plan(checks, problem, options, arith) if backend == "faithful" else None
+    plan = _plan(checks, problem, options) if backend == "faithful" else None
     if plan is None:
-        _refuse_for_golden(checks, options, arith)
+        _refuse_for_golden(checks, options)
     out, final_state = _results(problem, backend)
     if plan is None:
         golden.run(problem, out, final_state)
@@ -283,7 +284,7 @@ def _threads(checks: Checks, value: object) -> int | None:
     return int(value)
 
 
-def _plan(checks: Checks, problem: ChunkProblem, options: _Options, arith: Arith) -> Plan:
+def _plan(checks: Checks, problem: ChunkProblem, options: _Options) -> Plan:
     """Return the caller's plan after its check, or a new one for the target."""
     if problem.q.dtype == FLOAT64:
         raise DtypeError(
@@ -304,13 +305,13 @@ def _plan(checks: Checks, problem: ChunkProblem, options: _Options, arith: Arith
     return plan
 
 
-def _refuse_for_golden(checks: Checks, options: _Options, arith: Arith) -> None:
+def _refuse_for_golden(checks: Checks, options: _Options) -> None:
     """Raise for options that only other backends have."""
     given = {
         "target": options.target is not None,
         "plan": options.plan is not None,
-        "axpy": arith.fused,
-        "overflow": arith.saturate,
+        "axpy": options.axpy != "two-roundings",
+        "overflow": options.overflow != "ieee",
     }
     for name, is_given in given.items():
         if is_given:

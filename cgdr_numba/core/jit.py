@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
+from cgdr_numba.core.cache import enable_cache
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STRICT: dict[str, Any] = {
@@ -38,13 +40,14 @@ class Entry:
         self._ready = bool(numba.config.DISABLE_JIT)
         self._call = numba.njit(parallel=True, **_STRICT)(function)
         self.compile_seconds: float | None = None
-        """Seconds that compiling took in this process; None before the first call and without JIT."""
+        """Seconds that compiling or loading took in this process; None before the first call and without JIT."""
         self.__doc__ = function.__doc__
 
     def compile(self) -> None:
         """Compile now, if that has not happened yet."""
         with self._lock:
             if not self._ready:
+                enable_cache(self._call)
                 begin = time.perf_counter()
                 self._call.compile(self._argument_types())
                 self._call.disable_compile()

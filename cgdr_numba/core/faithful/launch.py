@@ -9,7 +9,7 @@ from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import KINDS, as_words
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.ub import Kinds
-from cgdr_numba.core.faithful.worker import walk_bins
+from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
 from cgdr_numba.core.l2norm import l2norm
 from cgdr_numba.core.threads import numba_threads
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def run(
     problem: "ChunkProblem",
     plan: "Plan",
-    arith: Arith,
+    arith: Arith | None,
     threads: int | None,
     out: NDArray[Any],
     final_state: NDArray[Any],
@@ -37,7 +37,8 @@ def run(
     kinds = Kinds(*(KINDS[x.dtype] for x in (q, problem.g, problem.beta, problem.state, final_state)))
     scratch = memory.allocate(plan.n_bins, plan.tiling.ledger.total_bytes, plan.workspace_shape())
     with numba_threads(threads):
-        walk_bins(
+        launch = walk_bins if arith is None else walk_bins_optioned
+        launch(
             *(as_words(x) for x in inputs),
             *problem.sequences,
             plan.items,

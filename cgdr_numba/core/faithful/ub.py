@@ -86,27 +86,12 @@ class Kinds(NamedTuple):
     final_state: int
 
 
-class ChunkInput(NamedTuple):
-    """Global memory of one (sequence, value head, chunk), rows of this chunk only."""
-
-    q: Words
-    """[L, Dk, w]"""
-    k: Words
-    """[L, Dk, w]"""
-    v: Words
-    """[L, Dv, w]"""
-    g: Words
-    """[L, w]"""
-    beta: Words
-    """[L, w]"""
-    kinds: Kinds
-    scale: np.float32
-
-
 class Tile(NamedTuple):
-    """Columns [begin, begin + n_columns) of a head's values, and how they are fetched."""
+    """Columns [begin, end) of a head's values, and how they are fetched."""
 
     begin: int
-    n_columns: int
-    by_dma: int
-    """1 where V goes through fp16 staging."""
+    end: int
+    padded_end: int
+    """end rounded up to a block of 8 floats, as transfers to and from the workspace take it."""
+    by_dma: bool
+    """Whether V goes through fp16 staging."""

@@ -31,21 +31,21 @@ def duplicate(y: F32Array, i: int, value: np.float32, n: int) -> None:
 
 
 @kernel
-def muls(y: F32Array, i: int, x: F32Array, factor: np.float32, n: int, arith: Arith) -> None:
+def muls(y: F32Array, i: int, x: F32Array, factor: np.float32, n: int, arith: Arith | None) -> None:
     """Muls: y[i, :n] = fl(x[i, :n] * factor); y may be x."""
     for lane in range(n):
         y[i, lane] = settle(x[i, lane] * factor, arith)
 
 
 @kernel
-def add(y: F32Array, i: int, x: F32Array, n: int, arith: Arith) -> None:
+def add(y: F32Array, i: int, x: F32Array, n: int, arith: Arith | None) -> None:
     """Add: y[i, :n] = fl(x[i, :n] + y[i, :n])."""
     for lane in range(n):
         y[i, lane] = settle(x[i, lane] + y[i, lane], arith)
 
 
 @kernel
-def sub(y: F32Array, i: int, x: F32Array, n: int, arith: Arith) -> None:
+def sub(y: F32Array, i: int, x: F32Array, n: int, arith: Arith | None) -> None:
     """Sub: y[i, :n] = fl(y[i, :n] - x[0, :n])."""
     for lane in range(n):
         y[i, lane] = settle(y[i, lane] - x[0, lane], arith)
@@ -58,28 +58,23 @@ def exp32(x: np.float32) -> np.float32:
 
 
 @kernel
-def exp(y: F32Array, i: int, x: F32Array, n: int, arith: Arith) -> None:
+def exp(y: F32Array, i: int, x: F32Array, n: int, arith: Arith | None) -> None:
     """Exp: y[i, :n] = e^x[0, :n]."""
     for lane in range(n):
         y[i, lane] = settle(exp32(x[0, lane]), arith)
 
 
 @kernel
-def axpy_chain(y: F32Array, i: int, a: F32Array, x: F32Array, n: int, arith: Arith) -> None:
+def axpy_chain(y: F32Array, i: int, a: F32Array, x: F32Array, n: int, arith: Arith | None) -> None:
     """len(a) Axpy instructions: y[i, :n] += a[k] * x[k, :n] for k ascending, one rounding sequence a lane."""
-    if arith.fused or arith.saturate:
-        for k in range(len(a)):
-            for lane in range(n):
-                y[i, lane] = multiply_add(y[i, lane], a[k], x[k, lane], arith)
-    else:
-        for k in range(len(a)):
-            factor = a[k]
-            for lane in range(n):
-                y[i, lane] = y[i, lane] + factor * x[k, lane]
+    for k in range(len(a)):
+        factor = a[k]
+        for lane in range(n):
+            y[i, lane] = multiply_add(y[i, lane], factor, x[k, lane], arith)
 
 
 @kernel
-def axpy_prefixes(y: F32Array, i: int, a: F32Array, arith: Arith) -> None:
+def axpy_prefixes(y: F32Array, i: int, a: F32Array, arith: Arith | None) -> None:
     """Axpy instructions of growing width within one matrix: y[i, :k] += a[k] * y[k, :k] for k = 1 .. i - 1."""
     for k in range(1, i):
         for lane in range(k):
@@ -87,7 +82,7 @@ def axpy_prefixes(y: F32Array, i: int, a: F32Array, arith: Arith) -> None:
 
 
 @kernel
-def axpy_outer(y: F32Array, a: F32Array, x: F32Array, i: int, arith: Arith) -> None:
+def axpy_outer(y: F32Array, a: F32Array, x: F32Array, i: int, arith: Arith | None) -> None:
     """len(a) Axpy instructions: y[d, :] += a[d] * x[i, :] for d ascending."""
     for d in range(len(a)):
         for lane in range(y.shape[1]):
@@ -95,7 +90,7 @@ def axpy_outer(y: F32Array, a: F32Array, x: F32Array, i: int, arith: Arith) -> N
 
 
 @kernel
-def whole_reduce_sum(x: F32Array, n_repeats: int, arith: Arith) -> None:
+def whole_reduce_sum(x: F32Array, n_repeats: int, arith: Arith | None) -> None:
     """WholeReduceSum in place: x[8 r] = sum of x[64 r : 64 r + 64] by a binary tree of adjacent pairs.
 
     Repeats run in order, so a partial sum only lands in lanes that an earlier repeat, or this one, has consumed.
@@ -111,7 +106,7 @@ def whole_reduce_sum(x: F32Array, n_repeats: int, arith: Arith) -> None:
 
 
 @kernel
-def dot(a: F32Array, b: F32Array, scratch: F32Array, arith: Arith) -> np.float32:
+def dot(a: F32Array, b: F32Array, scratch: F32Array, arith: Arith | None) -> np.float32:
     """DotFp32: products, WholeReduceSum of every full group of 64, then the scalar unit adds groups and tail in order.
 
     `scratch` is the dot slice. The scalar sums are not saturated.
@@ -130,11 +125,11 @@ def dot(a: F32Array, b: F32Array, scratch: F32Array, arith: Arith) -> np.float32
 
 
 @kernel
-def cast_out(value: np.float32, kind: int, words: NDArray[np.uint16], arith: Arith) -> None:
+def cast_out(value: np.float32, kind: int, words: NDArray[np.uint16], arith: Arith | None) -> None:
     """Cast (CAST_NONE) of one lane to the output dtype: nearest even; saturating casts clamp and turn NaN into 0."""
-    if arith.saturate:
+    if arith is not None:
         value = settle(value, arith)
-        limit = HALF_MAX if kind == FP16 else BF16_MAX
-        if kind == FP16 or kind == BF16:
+        if arith.saturate and (kind == FP16 or kind == BF16):
+            limit = HALF_MAX if kind == FP16 else BF16_MAX
             value = min(max(value, -limit), limit)
     narrow(value, kind, words)

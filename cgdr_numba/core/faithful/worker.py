@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.faithful import phases_k, phases_v
 from cgdr_numba.core.faithful.arith import Arith
-from cgdr_numba.core.faithful.ub import ChunkInput, F32Array, Kinds, Slices, Tile, Words, take_slices
+from cgdr_numba.core.faithful.ub import F32Array, Kinds, Slices, Tile, Words, take_slices
 from cgdr_numba.core.jit import Entry, kernel
 from cgdr_numba.core.ragged import Sequences, value_to_key_head
 from cgdr_numba.core.schedule import ChunkSchedule, UbLayout
@@ -37,95 +37,135 @@ class Operands(NamedTuple):
     """[B, T, Hv, Dv, w]"""
     final_state: Words
     """[N, Hv, Dv, Dk, w]"""
+    workspace: F32Array
+    """[N, Hv, Dk, ceil8(Dv)]"""
 
 
 class Call(NamedTuple):
     """The scalars of a call."""
 
     plan: ChunkSchedule
+    layout: UbLayout
     dims: Dims
     kinds: Kinds
     scale: np.float32
-    arith: Arith
+    arith: Arith | None
+
+
+class ChunkInput(NamedTuple):
+    """Global memory of one (sequence, value head, chunk): the chunk's rows only."""
+
+    q: Words
+    """[L, Dk, w]"""
+    k: Words
+    """[L, Dk, w]"""
+    v: Words
+    """[L, Dv, w]"""
+    g: Words
+    """[L, w]"""
+    beta: Words
+    """[L, w]"""
 
 
 @kernel
-def run_v_tile(x: ChunkInput, tile: Tile, place: Any, ub: Slices, arith: Arith) -> None:
-    """Steps 1 to 7 of one V tile; `place` holds the states, the output rows and where in its sequence the chunk is."""
-    state, workspace, out, final_state, is_first, is_last = place
-    n_rows, dk = x.k.shape[0], x.k.shape[1]
-    phases_v.load_v_beta(x, tile, ub, arith)
-    phases_v.compute_value_new(n_rows, ub, arith)
-    if is_first:
-        phases_v.load_state_tile(state, x.kinds.state, tile, ub)
-    else:
-        phases_v.reload_state_tile(workspace, tile, ub)
-    phases_v.compute_v_new(n_rows, dk, ub, arith)
-    phases_v.compute_attn_inter(x, ub, arith)
-    phases_v.accum_output(n_rows, ub, arith)
-    phases_v.write_attn_tile(out, x.kinds.qkv, tile, ub, arith)
-    phases_v.update_state(x, ub, arith)
-    if is_last:
-        phases_v.write_final_state(final_state, x.kinds.final_state, tile, ub, arith)
-    else:
-        phases_v.store_state_tile(workspace, tile, ub)
-
-
-@kernel
-def run_k_side(x: ChunkInput, plan: Any, ub: Slices, arith: Arith) -> None:
+def run_k_side(x: ChunkInput, call: Call, ub: Slices) -> None:
     """Phases 1 to 5 of one chunk."""
+    kinds, arith = call.kinds, call.arith
     n_rows, dk = x.k.shape[0], x.k.shape[1]
-    phases_k.load_chunk_key(x, plan, ub)
-    phases_k.compute_g_cumsum(x, ub)
-    phases_k.compute_k_beta(x, ub, arith)
-    phases_k.prepare_decay_and_exp(n_rows, ub, arith)
-    phases_k.prepare_attn_query_cache(x, plan, ub, arith)
-    phases_k.compute_attn_matrix(x, plan, ub, arith)
-    phases_k.compute_k_cumdecay(n_rows, dk, ub, arith)
+    q_cached = n_rows <= call.plan.q_cache_rows
+    phases_k.load_chunk_key(x.k, kinds.qkv, n_rows <= call.plan.k_dma_rows, ub.v_half, ub.k)
+    phases_k.compute_g_cumsum(x.g, kinds.g, ub.g_cum)
+    phases_k.compute_k_beta(x.beta, kinds.beta, dk, arith, ub.k, ub.k_beta)
+    phases_k.prepare_decay_and_exp(n_rows, arith, ub.g_cum, ub.delta, ub.exp_g, ub.decay)
+    if q_cached:
+        phases_k.prepare_attn_query_cache(x.q, call.scale, arith, ub.v_half, ub.q_cache)
+    phases_k.compute_scores(n_rows, dk, arith, ub.k_beta, ub.k, ub.decay, ub.dot, ub.scores)
+    phases_k.compute_recursive_attn(n_rows, arith, ub.delta, ub.scores)
+    if q_cached:
+        phases_k.compute_attn_cached(n_rows, arith, ub.q_cache, ub.k, ub.dot, ub.decay)
+    else:
+        phases_k.compute_attn_reread(x.q, kinds.qkv, call.scale, arith, ub.k, ub.delta, ub.dot, ub.decay)
+    phases_k.compute_k_cumdecay(n_rows, dk, arith, ub.exp_g, ub.scores, ub.k_beta, ub.k)
+
+
+class Place(NamedTuple):
+    """Where a chunk of one (sequence, value head) takes its state from and puts its results."""
+
+    state: Words
+    """[Dv, Dk, w]"""
+    workspace: F32Array
+    """[Dk, ceil8(Dv)]"""
+    out: Words
+    """[L, Dv, w]"""
+    final_state: Words
+    """[Dv, Dk, w]"""
+    is_first: bool
+    is_last: bool
 
 
 @kernel
-def run_item(
-    item: NDArray[np.int64], sequences: Sequences, operands: Operands, call: Call, core: Any
-) -> None:
-    """All chunks of one (sequence, value head[, V tile]), in order; `core` is the arena's slices and the workspace."""
-    ub, workspace = core
+def run_v_tile(x: ChunkInput, tile: Tile, place: Place, call: Call, ub: Slices) -> None:
+    """Steps 1 to 7 of one V tile."""
+    kinds, arith = call.kinds, call.arith
+    n_rows, dk = x.k.shape[0], x.k.shape[1]
+    phases_v.load_v(x.v[:, tile.begin : tile.end], kinds.qkv, tile.by_dma, ub.attn_half, ub.v)
+    phases_v.scale_v_by_beta(x.beta, kinds.beta, arith, ub.v)
+    phases_v.compute_value_new(n_rows, arith, ub.scores, ub.v, ub.attn_out)
+    if place.is_first:
+        phases_v.load_state_tile(place.state[tile.begin : tile.end], kinds.state, ub.state)
+    else:
+        phases_v.reload_state_tile(place.workspace[:, tile.begin : tile.padded_end], ub.state)
+    phases_v.compute_v_new(n_rows, dk, arith, ub.k, ub.state, ub.attn_out, ub.v)
+    phases_v.compute_attn_inter(x.q, kinds.qkv, call.scale, arith, ub.exp_g, ub.state, ub.delta, ub.attn_out)
+    phases_v.accum_output(n_rows, arith, ub.decay, ub.v, ub.attn_out)
+    phases_v.write_attn_tile(ub.attn_out, kinds.qkv, arith, ub.out_queue, place.out[:, tile.begin : tile.end])
+    phases_v.update_state(x.k, kinds.qkv, arith, ub.exp_g, ub.g_cum, ub.v, ub.delta, ub.state)
+    if place.is_last:
+        final_rows = place.final_state[tile.begin : tile.end]
+        phases_v.write_final_state(ub.state, kinds.final_state, arith, ub.out_queue, final_rows)
+    else:
+        phases_v.store_state_tile(ub.state, place.workspace[:, tile.begin : tile.padded_end])
+
+
+@kernel
+def tile_at(t: int, plan: ChunkSchedule, dv: int) -> Tile:
+    """Return V tile t of a head."""
+    begin = t * plan.v_step
+    end = min(begin + plan.v_step, dv)
+    by_dma = (plan.v_dma_last if t == plan.n_v_tiles - 1 else plan.v_dma_full) > 0
+    return Tile(begin, end, (end + 7) // 8 * 8, by_dma)
+
+
+@kernel
+def run_item(item: NDArray[np.int64], sequences: Sequences, operands: Operands, call: Call, arena: F32Array) -> None:
+    """All chunks of one (sequence, value head[, V tile]), in order, in one arena."""
     plan, dims = call.plan, call.dims
+    ub = take_slices(arena, call.layout, dims.dk)
     n, head, only_tile = item[0], item[1], item[2]
     key_head = _value_to_key_head(head, dims)
-    row, length = sequences.row[n], sequences.length[n]
+    row, start, length = sequences.row[n], sequences.start[n], sequences.length[n]
     first_tile, end_tile = (0, plan.n_v_tiles) if only_tile < 0 else (only_tile, only_tile + 1)
     n_chunks = (length + plan.chunk - 1) // plan.chunk
     for c in range(n_chunks):
-        begin = sequences.start[n] + c * plan.chunk
-        end = sequences.start[n] + min(length, (c + 1) * plan.chunk)
+        begin, end = start + c * plan.chunk, start + min(length, (c + 1) * plan.chunk)
         x = ChunkInput(
             operands.q[row, begin:end, key_head],
             operands.k[row, begin:end, key_head],
             operands.v[row, begin:end, head],
             operands.g[row, begin:end, head],
             operands.beta[row, begin:end, head],
-            call.kinds,
-            call.scale,
         )
-        run_k_side(x, plan, ub, call.arith)
-        place = (
+        place = Place(
             operands.state[n, head],
-            workspace[n, head] if n_chunks > 1 else workspace[0, 0],
+            operands.workspace[n, head] if n_chunks > 1 else operands.workspace[0, 0],
             operands.out[row, begin:end, head],
             operands.final_state[n, head],
             c == 0,
             c == n_chunks - 1,
         )
+        run_k_side(x, call, ub)
         for t in range(first_tile, end_tile):
-            v_begin = t * plan.v_step
-            is_last_tile = t == plan.n_v_tiles - 1
-            tile = Tile(
-                v_begin,
-                min(plan.v_step, dims.dv - v_begin),
-                plan.v_dma_last if is_last_tile else plan.v_dma_full,
-            )
-            run_v_tile(x, tile, place, ub, call.arith)
+            run_v_tile(x, tile_at(t, plan, dims.dv), place, call, ub)
 
 
 def _walk_bins(
@@ -144,7 +184,7 @@ def _walk_bins(
     layout: UbLayout,
     dims: Dims,
     kinds: Kinds,
-    arith: Arith,
+    arith: Arith | None,
     scale: np.float32,
     arenas: F32Array,
     workspace: F32Array,
@@ -157,15 +197,13 @@ def _walk_bins(
     takes no tuple of tuples into a parallel loop.
     """
     for b in numba.prange(len(bin_ptr) - 1):
-        ub = take_slices(arenas[b], layout, dims.dk)
-        call = Call(plan, dims, kinds, scale, arith)
-        operands = Operands(q, k, v, g, beta, state, out, final_state)
-        sequences = Sequences(row, start, length)
+        operands = Operands(q, k, v, g, beta, state, out, final_state, workspace)
+        call = Call(plan, layout, dims, kinds, scale, arith)
         for i in range(bin_ptr[b], bin_ptr[b + 1]):
-            run_item(items[i], sequences, operands, call, (ub, workspace))
+            run_item(items[i], Sequences(row, start, length), operands, call, arenas[b])
 
 
-def _argument_types() -> tuple[Any, ...]:
+def _argument_types(arith: Arith | None) -> tuple[Any, ...]:
     """Return the types of the one signature: words of any strides and alignment, read-only for inputs."""
 
     def words(n_axes: int, readonly: bool = True) -> Any:
@@ -175,7 +213,7 @@ def _argument_types() -> tuple[Any, ...]:
         return types.Array(types.float32, n_axes, "C")
 
     integers, pairs = types.Array(types.int64, 1, "C"), types.Array(types.int64, 2, "C")
-    tuples = (ChunkSchedule(*[1] * 7), UbLayout(*[1] * 17), Dims(*[1] * 6), Kinds(*[1] * 5), Arith(False, False))
+    tuples = (ChunkSchedule(*[1] * 7), UbLayout(*[1] * 17), Dims(*[1] * 6), Kinds(*[1] * 5), arith)
     return (
         *(words(n) for n in (5, 5, 5, 4, 4, 5)),
         *([integers] * 3),
@@ -190,5 +228,7 @@ def _argument_types() -> tuple[Any, ...]:
     )
 
 
-walk_bins = Entry(_walk_bins, _argument_types)
-"""The compiled worker."""
+walk_bins = Entry(_walk_bins, lambda: _argument_types(None))
+"""The worker for the default arithmetic."""
+walk_bins_optioned = Entry(_walk_bins, lambda: _argument_types(Arith(False, False)))
+"""The worker for fused or saturating arithmetic, as its `arith` says."""
