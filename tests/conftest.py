@@ -56,3 +56,9 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no recorded calls at {SHARED_DATA}")
     return SHARED_DATA
+
+
+@pytest.fixture
+def n_examples() -> int:
+    """How many random elements a test of single operations takes: fewer where kernels are plain Python."""
+    return 65536 if COMPILED else 2000

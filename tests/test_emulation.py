@@ -104,9 +104,7 @@ def relative_rms(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(np.float32, 1e-5), (np.float16, 4e-4), (ml_dtypes.bfloat16, 3e-3)]
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float16, 4e-4), (ml_dtypes.bfloat16, 3e-3)])
 @pytest.mark.parametrize(("axpy", "overflow"), OPTIONS)
 def test_token_loop(shape: str, dtype: type, tolerance: float, axpy: str, overflow: str) -> None:
     case = make_case(shape, dtype)
@@ -133,9 +131,7 @@ def literal_dot(pipe: VectorPipe, a: np.ndarray, b: np.ndarray) -> np.float32:
     return s
 
 
-def literal_chunk(
-    pipe: VectorPipe, rows: tuple, scale: np.float32, s: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def literal_chunk(pipe: VectorPipe, rows: tuple, scale: np.float32, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The phases in the kernel's own loop order, one row and one Axpy at a time."""
     q, k, v, beta, g = rows
     (n, dk), dv = k.shape, v.shape[1]
@@ -197,9 +193,7 @@ def test_float32_state_carries_between_chunks_unrounded() -> None:
     for start in (0, 64, 128, 192):
         at = slice(start, min(start + 64, 200))
         part = {name: case[name][at] for name in ("query", "key", "value", "beta", "g")}
-        part_out, carried = emulate_chunk(
-            **part, initial_state=carried, lengths=[at.stop - start], scale=case["scale"]
-        )
+        part_out, carried = emulate_chunk(**part, initial_state=carried, lengths=[at.stop - start], scale=case["scale"])
         assert_same_bits(part_out, out[at])
     assert_same_bits(carried, state)
 

@@ -1,0 +1,1 @@
+"""What the backends share, and the backends."""

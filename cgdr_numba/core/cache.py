@@ -85,7 +85,7 @@ class _PackageLocator:
 class _PackageCacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
     """numba's way to store compile results, at our place."""
 
-    _locator_classes = [_PackageLocator]
+    _locator_classes = (_PackageLocator,)
 
 
 class _PackageCache(FunctionCache):  # type: ignore[misc]

@@ -39,9 +39,7 @@ class Checks:
         """Refuse an array with another number of axes than `axes` ("T, Hk, Dk") names."""
         n_axes = len(axes.split(","))
         if array.ndim != n_axes:
-            raise self.error(
-                f"`{name}` must be [{axes}] ({n_axes} axes), got {array.ndim} axes: {list(array.shape)}"
-            )
+            raise self.error(f"`{name}` must be [{axes}] ({n_axes} axes), got {array.ndim} axes: {list(array.shape)}")
 
     def shape(self, name: str, array: NDArray[Any], axes: str, expected: Sequence[int]) -> None:
         """Refuse an array of another shape than `expected`."""

@@ -2,22 +2,23 @@
 
 Glossary
 --------
-=====================  ======================  ==========================  =========================================
-NPU (CANN)             fla                     here                        meaning
-=====================  ======================  ==========================  =========================================
-query, key, value      q, k, v                 q, k, v                     [B, T, Hk, Dk], [B, T, Hk, Dk], [B, T, Hv, Dv]
-g ("gama")             g                       g                           log decay of a token and value head
-beta                   beta                    beta                        how much of the error a token writes
-initial_state          initial_state           state                       memory [N, Hv, Dv, Dk]
-Nk, Nv; dk, dv         H, HV; K, V             hk, hv; dk, dv              heads and widths
-actual_seq_lengths     cu_seqlens              sequences                   which tokens belong together
-scale_value            scale                   scale                       factor on q
-chunk (64)             chunk_size, BT          CHUNK                       tokens worked on together
-vStep                  BV                      v_step                      columns of a V tile
-UB, tmpBuff            shared memory           arena, slices               a core's fast memory
-workspace              h (chunk states)        workspace                   FP32 state between chunks
-block_dim              grid                    bins                        cores that start
-=====================  ======================  ==========================  =========================================
+=====================  ================  ==============  ==================================================
+NPU (CANN)             fla               here            meaning
+=====================  ================  ==============  ==================================================
+query, key             q, k              q, k            [B, T, Hk, Dk]
+value                  v                 v               [B, T, Hv, Dv]
+g ("gama")             g                 g               log decay of a token and value head [B, T, Hv]
+beta                   beta              beta            how much of the error a token writes [B, T, Hv]
+initial_state          initial_state     state           memory S [N, Hv, Dv, Dk]
+Nk, Nv; dk, dv         H, HV; K, V       hk, hv; dk, dv  heads and widths
+actual_seq_lengths     cu_seqlens        sequences       which tokens belong together
+scale_value            scale             scale           factor on q
+chunk                  chunk_size, BT    CHUNK           64 tokens worked on together
+vStep                  BV                v_step          columns of a V tile
+UB, tmpBuff            shared memory     arena, slices   a core's fast memory
+workspace              h (chunk states)  workspace       FP32 state between chunks
+blockDim               grid              bins            cores that start
+=====================  ================  ==============  ==================================================
 """
 
 from dataclasses import dataclass
@@ -59,6 +60,17 @@ class Tensors(NamedTuple):
     state: object
 
 
+class Arrays(NamedTuple):
+    """The tensors after the check of their types."""
+
+    q: NDArray[Any]
+    k: NDArray[Any]
+    v: NDArray[Any]
+    g: NDArray[Any] | None
+    beta: NDArray[Any] | None
+    state: NDArray[Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkProblem:
     """A checked call in canonical form. All arrays are views of what came, or zero-stride constants."""
@@ -94,37 +106,31 @@ class ChunkProblem:
 
 
 def fla_chunk_problem(
-    op: str,
-    tensors: Tensors,
-    *,
-    scale: object,
-    normalise: object,
-    state_v_first: object,
-    cu_seqlens: object,
+    op: str, tensors: Tensors, *, scale: object, normalise: object, state_v_first: object, cu_seqlens: object
 ) -> ChunkProblem:
     """Check a call of the fla family ([B, T, H, D], cu_seqlens, either state layout) and return its problem."""
     checks = Checks(op)
     v_first = checks.flag("state_v_first", state_v_first)
     norm = checks.flag("use_qk_l2norm_in_kernel", normalise)
     arrays = _arrays(checks, FLA, tensors, optional=("g", "beta", "state"))
-    q, v = _token_shapes(checks, FLA, arrays, "B, T, ")
-    n_rows, n_tokens = q.shape[:2]
+    _check_token_shapes(checks, FLA, arrays, "B, T, ")
+    n_rows, n_tokens = arrays.q.shape[:2]
     sequences = dense(n_rows, n_tokens)
     if cu_seqlens is not None:
         sequences = _from_cu_seqlens(checks, cu_seqlens, n_rows, n_tokens)
-    dims = Dims(n_rows * n_tokens, len(sequences.row), q.shape[2], v.shape[2], q.shape[3], v.shape[3])
-    state = arrays["state"]
-    if state is not None:
+    dims = _dims(arrays, sequences)
+    if arrays.state is not None:
         axes, widths = ("N, Hv, Dv, Dk", (dims.dv, dims.dk)) if v_first else ("N, Hv, Dk, Dv", (dims.dk, dims.dv))
-        checks.rank(FLA.state, state, axes)
-        checks.shape(FLA.state, state, axes, (dims.n_sequences, dims.hv, *widths))
-        arrays["state"] = state if v_first else state.swapaxes(2, 3)
-    _dtypes(checks, FLA, arrays)
+        checks.rank(FLA.state, arrays.state, axes)
+        checks.shape(FLA.state, arrays.state, axes, (dims.n_sequences, dims.hv, *widths))
+        if not v_first:
+            arrays = arrays._replace(state=arrays.state.swapaxes(2, 3))
+    _check_dtypes(checks, FLA, arrays)
     return ChunkProblem(
         op=op,
         dims=dims,
         sequences=sequences,
-        **_filled(arrays, dims, (n_rows, n_tokens)),
+        **_filled(arrays, dims),
         scale=checks.scale(scale, dims.dk**-0.5),
         normalise=norm,
         state_dtype=None,
@@ -136,58 +142,49 @@ def cann_chunk_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_l
     """Check a call of the CANN family ([T, H, D], lengths, V-first state) and return its problem."""
     checks = Checks(op)
     arrays = _arrays(checks, CANN, tensors, optional=("g",))
-    q, v = _token_shapes(checks, CANN, arrays, "T, ")
-    n_tokens = q.shape[0]
-    sequences = _from_lengths(checks, actual_seq_lengths, n_tokens)
-    dims = Dims(n_tokens, len(sequences.row), q.shape[1], v.shape[1], q.shape[2], v.shape[2])
-    state = arrays["state"]
-    assert state is not None
-    checks.rank(CANN.state, state, "N, Hv, Dv, Dk")
-    checks.shape(CANN.state, state, "N, Hv, Dv, Dk", (dims.n_sequences, dims.hv, dims.dv, dims.dk))
-    _dtypes(checks, CANN, arrays)
-    for name in ("q", "k", "v", "g", "beta"):
-        array = arrays[name]
-        arrays[name] = None if array is None else array[np.newaxis]
+    _check_token_shapes(checks, CANN, arrays, "T, ")
+    sequences = _from_lengths(checks, actual_seq_lengths, arrays.q.shape[0])
+    q, k, v = (x[np.newaxis] for x in arrays[:3])
+    g, beta = (None if x is None else x[np.newaxis] for x in (arrays.g, arrays.beta))
+    arrays = Arrays(q, k, v, g, beta, arrays.state)
+    dims = _dims(arrays, sequences)
+    if arrays.state is not None:
+        axes = "N, Hv, Dv, Dk"
+        checks.rank(CANN.state, arrays.state, axes)
+        checks.shape(CANN.state, arrays.state, axes, (dims.n_sequences, dims.hv, dims.dv, dims.dk))
+    _check_dtypes(checks, CANN, arrays)
     return ChunkProblem(
         op=op,
         dims=dims,
         sequences=sequences,
-        **_filled(arrays, dims, (1, n_tokens)),
+        **_filled(arrays, dims),
         scale=checks.scale(scale, 1.0),
         normalise=False,
-        state_dtype=state.dtype,
+        state_dtype=None if arrays.state is None else arrays.state.dtype,
         state_v_first=True,
     )
 
 
-def _arrays(
-    checks: Checks, names: Names, tensors: Tensors, optional: tuple[str, ...]
-) -> dict[str, NDArray[Any] | None]:
-    """Return the tensors by our names after the check of their types; the optional ones may be None."""
-    arrays: dict[str, NDArray[Any] | None] = {}
-    for ours in Tensors._fields:
-        value = getattr(tensors, ours)
-        missing = ours in optional and value is None
-        arrays[ours] = None if missing else checks.array(getattr(names, ours), value)
-    return arrays
+def _arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str, ...]) -> Arrays:
+    """Return the tensors after the check of their types; the optional ones may be None."""
+    checked = (
+        None if value is None and ours in optional else checks.array(getattr(names, ours), value)
+        for ours, value in zip(tensors._fields, tensors, strict=True)
+    )
+    return Arrays(*checked)  # type: ignore[arg-type]
 
 
-def _token_shapes(
-    checks: Checks, names: Names, arrays: dict[str, NDArray[Any] | None], lead: str
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Check ranks and shapes of everything that has a token axis; return q and v."""
-    q, k, v = (arrays[name] for name in ("q", "k", "v"))
-    assert q is not None and k is not None and v is not None
+def _check_token_shapes(checks: Checks, names: Names, arrays: Arrays, lead: str) -> None:
+    """Check ranks and shapes of everything that has a token axis."""
+    q, k, v = arrays[:3]
     for name, array, axes in ((names.q, q, "Hk, Dk"), (names.k, k, "Hk, Dk"), (names.v, v, "Hv, Dv")):
         checks.rank(name, array, lead + axes)
-    for ours in ("g", "beta"):
-        gate = arrays[ours]
-        if gate is not None:
-            checks.rank(getattr(names, ours), gate, lead + "Hv")
-    tokens = q.shape[:-2]
+    gates = [(name, gate) for name, gate in ((names.g, arrays.g), (names.beta, arrays.beta)) if gate is not None]
+    for name, gate in gates:
+        checks.rank(name, gate, lead + "Hv")
+    (*tokens, hk, dk), (hv, dv) = q.shape, v.shape[-2:]
     checks.shape(names.k, k, lead + "Hk, Dk", q.shape)
-    checks.shape(names.v, v, lead + "Hv, Dv", (*tokens, *v.shape[-2:]))
-    (hk, dk), (hv, dv) = q.shape[-2:], v.shape[-2:]
+    checks.shape(names.v, v, lead + "Hv, Dv", (*tokens, hv, dv))
     if min(hk, dk) < 1:
         raise checks.error(f"`{names.q}` must have Hk and Dk of at least 1, got Hk = {hk}, Dk = {dk}")
     if dv < 1 or hv < 1 or hv % hk:
@@ -195,46 +192,48 @@ def _token_shapes(
             f"`{names.v}` must have Dv of at least 1 and Hv a multiple of Hk = {hk} (the heads of `{names.q}`), "
             f"got Hv = {hv}, Dv = {dv}"
         )
-    for ours in ("g", "beta"):
-        gate = arrays[ours]
-        if gate is not None:
-            checks.shape(getattr(names, ours), gate, lead + "Hv", (*tokens, hv))
-    return q, v
+    for name, gate in gates:
+        checks.shape(name, gate, lead + "Hv", (*tokens, hv))
 
 
-def _dtypes(checks: Checks, names: Names, arrays: dict[str, NDArray[Any] | None]) -> None:
-    """Check dtypes: one for q, k and v, and floats everywhere."""
-    for ours, array in arrays.items():
+def _check_dtypes(checks: Checks, names: Names, arrays: Arrays) -> None:
+    """Check dtypes: floats everywhere, and one dtype for q, k and v."""
+    for name, array in zip(names, arrays, strict=False):
         if array is not None:
-            checks.floating(getattr(names, ours), array)
-    q, k, v = (arrays[name] for name in ("q", "k", "v"))
-    assert q is not None and k is not None and v is not None
-    checks.same_dtype(names.k, k, names.q, q)
-    checks.same_dtype(names.v, v, names.q, q)
+            checks.floating(name, array)
+    checks.same_dtype(names.k, arrays.k, names.q, arrays.q)
+    checks.same_dtype(names.v, arrays.v, names.q, arrays.q)
+
+
+def _dims(arrays: Arrays, sequences: Sequences) -> Dims:
+    """Return the sizes of arrays that have a batch axis."""
+    n_rows, n_tokens, hk, dk = arrays.q.shape
+    hv, dv = arrays.v.shape[-2:]
+    return Dims(n_rows * n_tokens, len(sequences.row), hk, hv, dk, dv)
 
 
 def _from_cu_seqlens(checks: Checks, value: object, n_rows: int, n_tokens: int) -> Sequences:
     """Check cumulative lengths and return the sequences."""
-    name = FLA.lengths
-    cu = checks.integers(name, value)
+    cu = checks.integers(FLA.lengths, value)
     if n_rows != 1:
-        raise checks.error(f"`{FLA.q}` must have B = 1 where `{name}` is given, got B = {n_rows}")
+        raise checks.error(f"`{FLA.q}` must have B = 1 where `{FLA.lengths}` is given, got B = {n_rows}")
     if len(cu) < 1 or cu[0] != 0 or cu[-1] != n_tokens or np.any(cu[1:] < cu[:-1]):
         raise checks.error(
-            f"`{name}` must be [N + 1] sums that begin at 0, never fall and end at T = {n_tokens}, got {_short(cu)}"
+            f"`{FLA.lengths}` must be [N + 1] sums that begin at 0, never fall and end at T = {n_tokens}, "
+            f"got {_short(cu)}"
         )
     return packed(np.diff(cu))
 
 
 def _from_lengths(checks: Checks, value: object, n_tokens: int) -> Sequences:
     """Check plain lengths and return the sequences."""
-    name = CANN.lengths
-    lengths = checks.integers(name, value)
+    lengths = checks.integers(CANN.lengths, value)
     # Summed as Python integers: 64-bit sums of hostile lengths could wrap round to T.
-    if np.any(lengths < 0) or sum(lengths.tolist()) != n_tokens:
+    total = sum(lengths.tolist())
+    if np.any(lengths < 0) or total != n_tokens:
         raise checks.error(
-            f"`{name}` must be [N] lengths of at least 0 with the sum T = {n_tokens}, got {_short(lengths)} "
-            f"with the sum {sum(lengths.tolist())}"
+            f"`{CANN.lengths}` must be [N] lengths of at least 0 with the sum T = {n_tokens}, got {_short(lengths)} "
+            f"with the sum {total}"
         )
     return packed(lengths)
 
@@ -247,19 +246,13 @@ def _short(values: NDArray[np.int64]) -> str:
     return "[" + ", ".join([*map(str, listed[:6]), "...", *map(str, listed[-5:])]) + f"] ({len(listed)} values)"
 
 
-def _filled(
-    arrays: dict[str, NDArray[Any] | None], dims: Dims, tokens: tuple[int, int]
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays with constants of zero stride for what was not given."""
-    shapes = {
-        "g": (0.0, (*tokens, dims.hv)),
-        "beta": (1.0, (*tokens, dims.hv)),
-        "state": (0.0, (dims.n_sequences, dims.hv, dims.dv, dims.dk)),
-    }
-    full: dict[str, NDArray[Any]] = {}
-    for name, array in arrays.items():
-        if array is None:
-            constant, shape = shapes[name]
-            array = np.broadcast_to(np.array(constant, FLOAT32), shape)
-        full[name] = array
+def _filled(arrays: Arrays, dims: Dims) -> dict[str, Any]:
+    """Return the arrays by name, with constants of zero stride for what was not given."""
+    gates = (*arrays.q.shape[:2], dims.hv)
+    state = (dims.n_sequences, dims.hv, dims.dv, dims.dk)
+    constants = {"g": (0.0, gates), "beta": (1.0, gates), "state": (0.0, state)}
+    full: dict[str, Any] = arrays._asdict()
+    for name, (constant, shape) in constants.items():
+        if full[name] is None:
+            full[name] = np.broadcast_to(np.array(constant, FLOAT32), shape)
     return full

@@ -18,8 +18,7 @@ _HIGHEST: Final = 710.0
 def exp64(x: float) -> float:
     """Return e^x: x = n ln 2 + r with |r| <= ln 2 / 2, the Taylor polynomial of degree 13 in r, times 2^n.
 
-    Within 1 ulp of the true value. -inf gives 0, +inf gives inf, NaN stays NaN, exp64(0) is exactly 1; no operation
-    raises or warns for any argument. The 2^n is applied in two factors, both normal numbers.
+    Within 1 ulp of the true value. -inf gives 0, +inf gives inf, NaN stays NaN, exp64(0) is exactly 1. The 2^n is applied in two factors, both normal numbers.
     """
     # NaN fails both comparisons; it is put back at the end.
     t = x if x > _LOWEST else _LOWEST
@@ -42,7 +41,7 @@ def exp64(x: float) -> float:
     p = p * r + 1.0
     power = np.int64(n)
     half = power >> np.int64(1)
-    low = np.int64((half + np.int64(1023)) << np.int64(52)).view(np.float64)
-    high = np.int64((power - half + np.int64(1023)) << np.int64(52)).view(np.float64)
-    y = float((p * low) * high)
+    low = float(np.int64((half + np.int64(1023)) << np.int64(52)).view(np.float64))
+    high = float(np.int64((power - half + np.int64(1023)) << np.int64(52)).view(np.float64))
+    y = (p * low) * high
     return y if x == x else x

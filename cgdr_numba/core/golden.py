@@ -27,11 +27,11 @@ def run(problem: "ChunkProblem", out: NDArray[Any], final_state: NDArray[Any]) -
             q, k = problem.q[*tokens, key_head], problem.k[*tokens, key_head]
             if problem.normalise:
                 q, k = l2norm(q, np.float64), l2norm(k, np.float64)
-            vectors = [x.astype(np.float64) for x in (q, k, problem.v[*tokens, h])]
-            gates = [x.astype(np.float64) for x in (problem.g[*tokens, h], problem.beta[*tokens, h])]
+            v, g, beta = problem.v[*tokens, h], problem.g[*tokens, h], problem.beta[*tokens, h]
+            q, k, v, g, beta = (x.astype(np.float64) for x in (q, k, v, g, beta))
             state = np.array(problem.state[n, h].T, np.float64, order="C")
             with np.errstate(all="ignore"):
-                outputs = token_loop(*vectors, *gates, state) * problem.scale
+                outputs = token_loop(q, k, v, g, beta, state) * problem.scale
                 out[*tokens, h] = round_to(outputs, out.dtype)
                 final_state[n, h] = round_to(state, final_state.dtype).T
 

@@ -14,6 +14,7 @@ def l2norm(x: NDArray[Any], dtype: type[np.float32] | type[np.float64]) -> NDArr
 
     The sum runs over a C-contiguous copy: its order depends on the last axis' length alone, never on strides.
     """
-    wide = np.ascontiguousarray(x, dtype=dtype)
-    squares = np.add.reduce(wide * wide, axis=-1, keepdims=True)
-    return wide / np.sqrt(squares + dtype(L2NORM_EPS))
+    wide: NDArray[Any] = np.ascontiguousarray(x, dtype=dtype)
+    length: NDArray[Any] = np.sqrt(np.add.reduce(np.square(wide), axis=-1) + dtype(L2NORM_EPS))
+    normalised: NDArray[Any] = np.divide(wide, length[..., np.newaxis])
+    return normalised

@@ -1,0 +1,1 @@
+"""Recorded calls, error measures and named cases."""

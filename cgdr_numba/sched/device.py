@@ -38,7 +38,8 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         """Refuse sizes that no plan could be made for."""
-        for field, value in (("cores", self.cores), ("ub_bytes", self.ub_bytes)):
+        sizes: tuple[tuple[str, object], ...] = (("cores", self.cores), ("ub_bytes", self.ub_bytes))
+        for field, value in sizes:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ContractError(f"DeviceSpec: `{field}` must be an integer of at least 1, got {value!r}")
 
@@ -81,8 +82,11 @@ def _l2_bytes() -> int:
     return size if size > 0 else _DEFAULT_L2_BYTES
 
 
-def resolve(target: "str | DeviceSpec | None", default: str) -> DeviceSpec:
-    """Return the device that ``target=`` names; `default` where it is None."""
+def resolve(target: object, default: str, op: str) -> DeviceSpec:
+    """Return the device that ``target=`` names (a name or a DeviceSpec); `default` where it is None.
+
+    `op` begins the message of a refusal.
+    """
     if isinstance(target, DeviceSpec):
         return target
     name = default if target is None else target
@@ -91,4 +95,4 @@ def resolve(target: "str | DeviceSpec | None", default: str) -> DeviceSpec:
     if name == "host":
         return host()
     hint = " (the 910B's kernel is another one)" if isinstance(name, str) and name.lower().startswith("910") else ""
-    raise ContractError(f'`target` must be "310p", "host" or a DeviceSpec, got {name!r}{hint}')
+    raise ContractError(f'{op}: `target` must be "310p", "host" or a DeviceSpec, got {name!r}{hint}')

@@ -67,7 +67,8 @@ class UbLedger:
             ("exp_g", "expGCumFp32", (CHUNK,), CHUNK, None),
         ]
         slices = [UbSlice("out_queue", "stateOutQueue_", (max(state_rows, CHUNK), width), 0, out_queue_bytes)]
-        cursor, starts = out_queue_bytes, {}
+        cursor = out_queue_bytes
+        starts: dict[str, int] = {}
         for name, npu_name, shape, size, over in rows:
             starts[name] = starts[over] if over else cursor
             slices.append(UbSlice(name, npu_name, shape, starts[name], size * FP32_BYTES, over))
@@ -110,7 +111,9 @@ class UbLedger:
         for piece in self.slices:
             shape = "x".join(map(str, piece.shape))
             over = f"  over {piece.over}" if piece.over else ""
-            lines.append(f"{piece.name:<10} {piece.npu_name:<17} {shape:<11} {piece.offset:>8} {piece.n_bytes:>8}{over}")
+            lines.append(
+                f"{piece.name:<10} {piece.npu_name:<17} {shape:<11} {piece.offset:>8} {piece.n_bytes:>8}{over}"
+            )
         lines.append(
             f"sum {self.total_bytes} = queue {self.out_queue_bytes} + tmp {self.tmp_bytes}; "
             f"UB {self.ub_bytes}; free {self.free_bytes}"

@@ -12,6 +12,7 @@ from cgdr_numba.core.schedule import ChunkSchedule
 from cgdr_numba.errors import ContractError
 from cgdr_numba.sched.bins import fill_bins
 from cgdr_numba.sched.device import MIN_WORKSPACE_BYTES, DeviceSpec, resolve
+from cgdr_numba.sched.explain import explain_chunk
 from cgdr_numba.sched.items import chunk_items
 from cgdr_numba.sched.tiling import (
     ChunkTiling,
@@ -120,46 +121,14 @@ class Plan:
             ],
         }
 
-    def explain(self) -> str:
-        """Return the plan in words: tiling, UB ledger, bins and their balance."""
-        dims, tiling, tokens = self.key.dims, self.tiling, self.bin_tokens()
-        values = self.as_dict()
-        lines = [
-            REVISION + (" - extension: the NPU takes float16 only" if self.extension else ""),
-            f"device {self.device.name}: {self.device.cores} cores, {self.device.ub_bytes} bytes of UB a core",
-            f"T {dims.n_tokens} in {dims.n_sequences} sequences, Hk {dims.hk}, Hv {dims.hv}, Dk {dims.dk}, "
-            f"Dv {dims.dv}, {self.key.dtype}",
-            f"v_step {tiling.v_step}: {tiling.n_v_tiles} V tile(s) a head, "
-            f"{'each an item of its own' if tiling.split else 'walked by one item'}; block_dim {tiling.block_dim}",
-            f"chunks of up to {self.n_rows} rows: K by {'DMA' if values['k_dma'] else 'element reads'}, "
-            f"Q {'cached' if values['q_cached'] else 'read again for every row of scores'}",
-            f"workspace FP32 [{dims.n_sequences}, {dims.hv}, {dims.dk}, {workspace_stride(dims)}] = "
-            f"{workspace_bytes(dims)} bytes{'' if self.carries_state else ', unused: no second chunk'} "
-            f"(the NPU asks for {values['npu_workspace_bytes']})",
-            "",
-            str(tiling.ledger),
-            "",
-        ]
-        for b, load in enumerate(tokens):
-            begin, end = self.bin_ptr[b], self.bin_ptr[b + 1]
-            lines.append(f"bin {b}: {load} tokens, items {_item_name(self.items[begin])} .. "
-                         f"{_item_name(self.items[end - 1])} ({end - begin})")
-        if tokens:
-            lines.append(f"balance: mean load / largest load over {tiling.block_dim} cores = {self.balance():.3f}")
-        else:
-            lines.append("no bins: no tokens")
-        return "\n".join(lines)
-
     def balance(self) -> float:
         """Return mean load / largest load over the cores that start; 1 is perfect."""
         tokens = self.bin_tokens()
         return sum(tokens) / (max(tokens) * self.tiling.block_dim) if tokens else 1.0
 
-
-def _item_name(item: NDArray[np.int64]) -> str:
-    """Return (sequence, head, tile) as text; `*` stands for every tile."""
-    sequence, head, tile = item.tolist()
-    return f"({sequence}, {head}, {'*' if tile < 0 else tile})"
+    def explain(self) -> str:
+        """Return the plan in words: tiling, UB ledger, bins and their balance."""
+        return explain_chunk(self)
 
 
 def plan_chunk(
@@ -202,7 +171,7 @@ def plan_chunk(
             f"plan_chunk: `dims` must have Hk, Hv, Dk, Dv of at least 1 and Hv % Hk == 0, got Hk = {dims.hk}, "
             f"Hv = {dims.hv}, Dk = {dims.dk}, Dv = {dims.dv}"
         )
-    device = resolve(target, "310p")
+    device = resolve(target, "310p", "plan_chunk")
     tiling = solve_tiling(dims, device, v_step)
     items = chunk_items(sizes, dims, tiling.n_v_tiles, tiling.split)
     loads = [sizes[n] for n in items[:, 0]]

@@ -1,0 +1,1 @@
+"""The 310P kernel, operation for operation."""

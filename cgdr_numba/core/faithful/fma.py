@@ -10,12 +10,12 @@ from numba.extending import intrinsic
 from cgdr_numba.core.jit import kernel
 
 
-@intrinsic
-def _llvm_fma(typing_context: Any, a: Any, x: Any, y: Any) -> Any:
+@intrinsic  # type: ignore[untyped-decorator]
+def _llvm_fma(_typing_context: Any, _a: Any, _x: Any, _y: Any) -> Any:
     """Return a x + y rounded once, through llvm.fma.f32."""
     signature = types.float32(types.float32, types.float32, types.float32)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.fma(*arguments)
 
     return signature, generate
@@ -43,7 +43,7 @@ def exact_fma(a: np.float32, x: np.float32, y: np.float32) -> np.float32:
 @kernel
 def _compiled_fma(a: np.float32, x: np.float32, y: np.float32) -> np.float32:
     """Return a x + y rounded once; the intrinsic behind an ordinary call."""
-    return _llvm_fma(a, x, y)
+    return _llvm_fma(a, x, y)  # type: ignore[no-any-return]
 
 
 fma = exact_fma if numba.config.DISABLE_JIT else _compiled_fma

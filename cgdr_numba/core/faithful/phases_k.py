@@ -89,7 +89,7 @@ def prepare_decay_and_exp(
 def prepare_attn_query_cache(
     q_rows: Words, scale: np.float32, arith: Arith | None, v_half: Words, q_cache: F32Array
 ) -> None:
-    """Phase 3.5, where all L rows fit the output slice: QS[i][d] = fl(widen(q[i][d]) * scale), staged in the v slice."""
+    """Phase 3.5, where all L rows fit the output slice: QS[i][d] = fl(widen(q[i][d]) * scale), staged in v."""
     n_rows, dk = q_rows.shape[0], q_rows.shape[1]
     stage_rows(q_rows, v_half)
     cast_rows(v_half, n_rows, dk, q_cache)
@@ -99,7 +99,13 @@ def prepare_attn_query_cache(
 
 @kernel
 def compute_scores(
-    n_rows: int, dk: int, arith: Arith | None, k_beta: F32Array, k: F32Array, decay: F32Array, dots: F32Array,
+    n_rows: int,
+    dk: int,
+    arith: Arith | None,
+    k_beta: F32Array,
+    k: F32Array,
+    decay: F32Array,
+    dots: F32Array,
     scores: F32Array,
 ) -> None:
     """Phase 4, direct part: B[i][j] = fl(-(KB[i] . K[j]) * D[i][j]) for j < i."""
@@ -142,7 +148,13 @@ def compute_attn_cached(
 
 @kernel
 def compute_attn_reread(
-    q_rows: Words, kind: int, scale: np.float32, arith: Arith | None, k: F32Array, delta: F32Array, dots: F32Array,
+    q_rows: Words,
+    kind: int,
+    scale: np.float32,
+    arith: Arith | None,
+    k: F32Array,
+    delta: F32Array,
+    dots: F32Array,
     decay: F32Array,
 ) -> None:
     """Phase 4, M over D's lower triangle and diagonal, with each row of QS formed in the delta slice."""

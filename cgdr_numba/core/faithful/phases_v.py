@@ -90,8 +90,14 @@ def compute_v_new(
 
 @kernel
 def compute_attn_inter(
-    q_rows: Words, kind: int, scale: np.float32, arith: Arith | None, exp_g: F32Array, state: F32Array,
-    delta: F32Array, attn_out: F32Array,
+    q_rows: Words,
+    kind: int,
+    scale: np.float32,
+    arith: Arith | None,
+    exp_g: F32Array,
+    state: F32Array,
+    delta: F32Array,
+    attn_out: F32Array,
 ) -> None:
     """Step 5: O[i] = sum over d ascending of fl(fl(widen(q[i][d]) * scale) * E[i]) * S[d].
 
@@ -132,7 +138,13 @@ def write_attn_tile(attn_out: F32Array, kind: int, arith: Arith | None, out_queu
 
 @kernel
 def update_state(
-    k_rows: Words, kind: int, arith: Arith | None, exp_g: F32Array, g_cum: F32Array, v: F32Array, delta: F32Array,
+    k_rows: Words,
+    kind: int,
+    arith: Arith | None,
+    exp_g: F32Array,
+    g_cum: F32Array,
+    v: F32Array,
+    delta: F32Array,
     state: F32Array,
 ) -> None:
     """Step 7: S[d] = fl(S[d] * E[L-1]); then S[d] += fl(widen(k[i][d]) * ScalarExp(G[L-1] - G[i])) * VN[i].
@@ -158,9 +170,7 @@ def store_state_tile(state: F32Array, workspace: F32Array) -> None:
 
 
 @kernel
-def write_final_state(
-    state: F32Array, kind: int, arith: Arith | None, out_queue: Words, final_rows: Words
-) -> None:
+def write_final_state(state: F32Array, kind: int, arith: Arith | None, out_queue: Words, final_rows: Words) -> None:
     """Step 7, last chunk: final_state[c][d] = cast(S[d][c]), transposing back to [columns, Dk, w]."""
     width = state.shape[1]
     for d in range(final_rows.shape[1]):

@@ -129,7 +129,7 @@ def cast_out(value: np.float32, kind: int, words: NDArray[np.uint16], arith: Ari
     """Cast (CAST_NONE) of one lane to the output dtype: nearest even; saturating casts clamp and turn NaN into 0."""
     if arith is not None:
         value = settle(value, arith)
-        if arith.saturate and (kind == FP16 or kind == BF16):
+        if arith.saturate and kind in (FP16, BF16):
             limit = HALF_MAX if kind == FP16 else BF16_MAX
             value = min(max(value, -limit), limit)
     narrow(value, kind, words)

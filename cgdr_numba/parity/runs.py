@@ -1,0 +1,45 @@
+"""One replay with everything worth telling about it: its plan, its times, its results, its errors."""
+
+import time
+from dataclasses import dataclass
+
+from cgdr_numba.core.faithful.worker import walk_bins
+from cgdr_numba.parity.calls import Array, RecordedCall, compare, plan_call, replay
+from cgdr_numba.parity.metrics import Comparison
+from cgdr_numba.sched.device import DeviceSpec
+from cgdr_numba.sched.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A recorded call after it was run on a backend."""
+
+    call: RecordedCall
+    backend: str
+    plan: Plan | None
+    """Faithful's plan; None for golden, which has no device."""
+    out: Array
+    """[T, Hv, Dv]"""
+    final_state: Array
+    """[N, Hv, Dv, Dk]"""
+    seconds: float
+    """Wall time of the call alone: checks, scratch and kernel; without planning and compiling."""
+    errors: dict[str, Comparison]
+    """Comparison with the recorded references by result name, as far as there are any."""
+
+
+def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None = None) -> Run:
+    """Plan, compile, run and compare a recorded call.
+
+    Raises:
+        ContractError: The backend or the target is not one, or the target is given for golden.
+        BudgetError: Nothing fits the target's unified buffer.
+    """
+    plan = None
+    if backend == "faithful":
+        plan = plan_call(call, target)
+        walk_bins.compile()
+    begin = time.perf_counter()
+    out, final_state = replay(call, backend, target=target if plan is None else None, plan=plan)
+    seconds = time.perf_counter() - begin
+    return Run(call, backend, plan, out, final_state, seconds, compare(call, out, final_state))
