@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulation import emulate_chunk
-from reference import Array, Case, Result, rr_out, rr_state, token_loop
 
 from cgdr_numba import chunk_gated_delta_rule, npu_chunk_gated_delta_rule
+from emulation import emulate_chunk
+from reference import Array, Case, Result, rr_out, rr_state, token_loop
 
 
 def run_fla(case: Case, backend: str, **options: Any) -> Result:
@@ -83,7 +83,7 @@ def same_bits(a: Array, b: Array) -> bool:
 
 
 def assert_same_bits(actual: Result, expected: Result) -> None:
-    """out and state agree in every bit."""
+    """Out and state agree in every bit."""
     assert same_bits(actual.out, expected.out), "out differs"
     assert same_bits(actual.state, expected.state), "state differs"
 

@@ -78,7 +78,7 @@ class Case:
 
 
 def normalised(x: Array) -> Array:
-    """x / sqrt(sum x^2 + 1e-6) over the last axis, in float64."""
+    """X / sqrt(sum x^2 + 1e-6) over the last axis, in float64."""
     wide = x.astype(np.float64)
     return wide / np.sqrt((wide * wide).sum(-1, keepdims=True) + L2NORM_EPS)
 

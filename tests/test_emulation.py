@@ -8,6 +8,7 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 import pytest
+
 from emulation import (
     FLOAT32_MAX,
     VectorPipe,
@@ -490,7 +491,7 @@ def test_final_cast(dtype: type, largest: float) -> None:
 
 
 def test_overflowing_decay() -> None:
-    """g = 100: ieee meets 0 * inf, saturation clamps the decay and both results."""
+    """G = 100: ieee meets 0 * inf, saturation clamps the decay and both results."""
     case = {
         "query": np.ones((1, 1, 1), np.float16),
         "key": np.ones((1, 1, 1), np.float16),

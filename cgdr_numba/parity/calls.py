@@ -1,7 +1,7 @@
 """Recorded operator calls: read from a file, replayed through the public function, results written back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Final, cast
@@ -151,7 +151,7 @@ def sample_call() -> RecordedCall:
         ((220, 1, 128), [150, 70], ['final_state', 'out'])
     """
     with as_file(files("cgdr_numba") / "data" / "sample_packed.safetensors") as path:
-        return load_call(path)
+        return replace(load_call(path), source=path.name)
 
 
 def replay(

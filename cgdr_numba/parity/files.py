@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +101,9 @@ def _read_npz(path: Path) -> Contents:
     except ContractError:
         raise
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ContractError(f"{path}: must be a complete npz archive of plain arrays, got: {_one_line(error)}") from error
+        raise ContractError(
+            f"{path}: must be a complete npz archive of plain arrays, got: {_one_line(error)}"
+        ) from error
     return Contents(arrays, metadata)
 
 

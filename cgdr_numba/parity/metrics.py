@@ -48,6 +48,18 @@ class Comparison:
         n, h = divmod(int(np.nanargmax(self.relative_rms)), self.relative_rms.shape[1])
         return n, h
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values; None stands for "no value"."""
+        return {
+            "worst": self.worst,
+            "worst_at": self.worst_at,
+            "relative_rms": [[None if np.isnan(x) else x for x in row] for row in self.relative_rms.tolist()],
+            "max_abs": self.max_abs,
+            "max_abs_at": self.max_abs_at,
+            "actual": self.actual,
+            "expected": self.expected,
+        }
+
 
 def abs_difference(actual: Array, expected: Array) -> NDArray[np.float64]:
     """Return |actual - expected| element by element, in float64.

@@ -1,0 +1,70 @@
+"""What all commands print with: plain text, tables, JSON, errors in a line."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cgdr_numba.errors import ContractError, UnsupportedError
+
+_PLAIN_WIDTH = 200
+"""Columns where standard output is no terminal: wide enough that no table is wrapped."""
+
+
+def print_text(text: str = "") -> None:
+    """Print lines as they are."""
+    typer.echo(text)
+
+
+def print_progress(text: str) -> None:
+    """Print what is about to take long, on standard error, so that results can be piped."""
+    typer.echo(text, err=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table without lines: the first column to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value; floats that JSON has no number for become the texts "nan", "inf" and "-inf"."""
+    typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` with its non-finite floats as texts."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+@contextmanager
+def errors_in_a_line(as_json: bool = False) -> Iterator[None]:
+    """Turn what the package raises into ``cgdr: ...`` on standard error and exit code 1.
+
+    A plan's ledger follows the line. With as_json standard output gets {"error": ...}, and "ledger" where there is one.
+    """
+    try:
+        yield
+    except (ContractError, UnsupportedError, OSError) as error:
+        text, _, ledger = str(error).partition("\n")
+        if as_json:
+            print_json({"error": text, "ledger": ledger.splitlines()} if ledger else {"error": text})
+        typer.echo(f"cgdr: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,76 @@
+"""`cgdr run`: replay one recorded call."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cgdr_numba.cli.console import errors_in_a_line, print_json, print_text
+from cgdr_numba.cli.report import announce_compiling, call_lines, plan_line, print_heads, print_worst, time_line
+from cgdr_numba.parity.calls import load_call, save_results
+from cgdr_numba.parity.runs import Run, run_call
+from cgdr_numba.sched.plan import REVISION
+
+
+def run(
+    call: Annotated[Path, typer.Argument(help="Recorded call, .safetensors or .npz.")],
+    backend: Annotated[str, typer.Option(help="golden or faithful.")] = "faithful",
+    target: Annotated[
+        str | None, typer.Option(help="Device that faithful plans for: 310p (default) or host.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="OUT", help="Write out and final_state as .safetensors.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Replay a recorded call and compare the results.
+
+    Prints the sizes, the plan, the time, and the relative rms errors against expected_out and expected_final_state
+    where the file holds them.
+    """
+    with errors_in_a_line(as_json):
+        recorded = load_call(call)
+        if not as_json:
+            print_text(call_lines(recorded))
+        if backend == "faithful":
+            announce_compiling()
+        result = run_call(recorded, backend, target)
+        if output is not None:
+            save_results(output, recorded, result.out, result.final_state, result.plan)
+    if as_json:
+        print_json(_as_dict(result, output))
+    else:
+        _print(result, output)
+
+
+def _print(result: Run, output: Path | None) -> None:
+    """Print a run for people."""
+    print_text(f"\n{result.backend}: {plan_line(result.plan)}\n{time_line(result)}\n")
+    if result.errors:
+        print_worst(result)
+        print_text()
+        print_heads([result])
+    else:
+        print_text("nothing to compare with: the file holds neither expected_out nor expected_final_state")
+    if output is not None:
+        print_text(f"\nwrote {output}: out {list(result.out.shape)}, final_state {list(result.final_state.shape)}")
+
+
+def _as_dict(result: Run, output: Path | None) -> dict[str, Any]:
+    """Return a run as plain values."""
+    problem = result.call.problem()
+    return {
+        "call": result.call.source,
+        "operator": result.call.operator,
+        "backend": result.backend,
+        "revision": None if result.plan is None else REVISION,
+        "dims": problem.dims._asdict(),
+        "lengths": problem.lengths,
+        "dtype": problem.q.dtype.name,
+        "scale": problem.scale,
+        "plan": None if result.plan is None else result.plan.as_dict(),
+        "seconds": result.seconds,
+        "compile_seconds": result.compile_seconds,
+        "errors": {name: found.as_dict() for name, found in result.errors.items()},
+        "output": None if output is None else str(output),
+    }
