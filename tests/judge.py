@@ -1,4 +1,4 @@
-"""Running cases through the public functions, and judging results: by the float64 loop, or by the kernel's emulation."""
+"""Cases through the public functions, and results judged by the float64 loop or the kernel's emulation."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def run_kernel(case: Case) -> Result:
 
 def _packed(case: Case) -> list[Array]:
     """q, k, v, g and beta with batch and token axes made one."""
-    return [x.reshape(-1, *x.shape[2:]) for x in (case.q, case.k, case.v, case.g, case.beta)]
+    return [x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (case.q, case.k, case.v, case.g, case.beta)]
 
 
 def same_bits(a: Array, b: Array) -> bool:

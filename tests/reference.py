@@ -6,6 +6,7 @@ q, k [B, T, Hk, Dk]; v [B, T, Hv, Dv]; g, beta [B, T, Hv]; states [N, Hv, Dk, Dv
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ class Case:
             yield from ((row, 0, self.q.shape[1]) for row in range(self.q.shape[0]))
         else:
             sums = [int(x) for x in self.cu]
-            yield from ((0, begin, end) for begin, end in zip(sums[:-1], sums[1:], strict=True))
+            yield from ((0, begin, end) for begin, end in pairwise(sums))
 
     def initial_state(self) -> Array:
         """The initial state as given, or zeros in float32."""

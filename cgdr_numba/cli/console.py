@@ -39,8 +39,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value; floats that JSON has no number for become the texts "nan", "inf" and "-inf"."""
-    typer.echo(json.dumps(_plain(value), indent=2, allow_nan=False))
+    """Print one JSON value in a line; floats that JSON has no number for become the texts "nan", "inf" and "-inf"."""
+    typer.echo(json.dumps(_plain(value), allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
@@ -62,9 +62,21 @@ def errors_in_a_line(as_json: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except (ContractError, UnsupportedError, OSError) as error:
-        text, _, ledger = str(error).partition("\n")
+    except BrokenPipeError:
+        raise  # typer's to handle: whoever read standard output has seen enough
+    except (ContractError, UnsupportedError, OSError, MemoryError, OverflowError) as error:
+        message = _message(error)
+        text, _, ledger = message.partition("\n")
         if as_json:
             print_json({"error": text, "ledger": ledger.splitlines()} if ledger else {"error": text})
-        typer.echo(f"cgdr: {error}", err=True)
+        typer.echo(f"cgdr: {message}", err=True)
         raise typer.Exit(1) from None
+
+
+def _message(error: Exception) -> str:
+    """Return what an error says to a user."""
+    if isinstance(error, (MemoryError, OverflowError)):
+        return f"sizes are too large for this machine: {error}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

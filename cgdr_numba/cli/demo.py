@@ -13,7 +13,8 @@ from cgdr_numba.parity.runs import Run, run_call
 def demo() -> None:
     """Run the shipped sample on every backend.
 
-    The results are compared with float64 results recorded beside the sample. Exits with 1 where an error is above its backend's bound.
+    The results are compared with the float64 results recorded beside the sample. Exits with 1 where an error is above
+    its backend's bound.
     """
     with errors_in_a_line():
         call = sample_call()

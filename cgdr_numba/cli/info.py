@@ -17,7 +17,7 @@ from cgdr_numba.sched.device import ASCEND_310P, host, usable_cores
 from cgdr_numba.sched.plan import REVISION
 
 
-def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, in one line.")] = False) -> None:
     """Show versions, machine, settings and targets.
 
     A report about this package should hold what is printed here.

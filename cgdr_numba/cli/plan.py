@@ -43,7 +43,7 @@ def plan(
     v_step: Annotated[
         int | None, typer.Option(metavar="N", help="This V tile instead of the widest that fits.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, in one line.")] = False,
 ) -> None:
     """Show how a call runs on a device, without running it.
 
@@ -77,7 +77,7 @@ def _check_usage(call: Path | None, sizes: Mapping[str, object], dtype: str | No
 
 def _device(target: str, ub: int | None, cores: int | None) -> DeviceSpec:
     """Return the target, with the sizes that were asked for."""
-    device = resolve(target, "310p", "cgdr plan")
+    device = resolve(target, "310p", "plan")
     if ub is not None:
         device = replace(device, ub_bytes=ub, source=f"{device.source}; --ub")
     if cores is not None:
@@ -93,6 +93,6 @@ def _plan_of_sizes(
         tokens = [int(length) for length in lengths.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--lengths must be integers with commas between, got {lengths!r}") from None
-    dtype = Checks("cgdr plan").choice("--dtype", dtype, _DTYPES)
+    dtype = Checks("plan").choice("--dtype", dtype, _DTYPES)
     hk, hv, dk, dv = (value or 0 for value in sizes.values())
     return plan_chunk(Dims(sum(tokens), len(tokens), hk, hv, dk, dv), tokens, dtype=dtype, target=device, v_step=v_step)

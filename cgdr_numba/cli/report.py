@@ -21,7 +21,7 @@ def call_lines(call: RecordedCall) -> str:
     scale = f"{call.scale:.9g}" if call.scale is not None else "1 (the operator's default)"
     notes = "; ".join(f"{name}: {call.metadata[name]}" for name in ("note", "cut") if name in call.metadata)
     sizes = (
-        f"T {dims.n_tokens} in {dims.n_sequences} sequence(s) of {shown or 'no'} tokens, Hk {dims.hk}, Hv {dims.hv}, "
+        f"{dims.n_tokens} tokens in {dims.n_sequences} sequence(s) ({shown or 'none'}), Hk {dims.hk}, Hv {dims.hv}, "
         f"Dk {dims.dk}, Dv {dims.dv}, {problem.q.dtype}, state {problem.state.dtype}, scale {scale}"
     )
     return "\n".join(line for line in (f"{call.source}: {call.operator}", notes, sizes) if line)

@@ -7,13 +7,13 @@ import typer
 
 from cgdr_numba.cli.console import errors_in_a_line, print_json, print_text
 from cgdr_numba.cli.report import announce_compiling, call_lines, plan_line, print_heads, print_worst, time_line
-from cgdr_numba.parity.calls import load_call, save_results
+from cgdr_numba.parity.calls import check_output, load_call, save_results
 from cgdr_numba.parity.runs import Run, run_call
 from cgdr_numba.sched.plan import REVISION
 
 
 def run(
-    call: Annotated[Path, typer.Argument(help="Recorded call, .safetensors or .npz.")],
+    call: Annotated[Path, typer.Argument(metavar="CALL", help="Recorded call, .safetensors or .npz.")],
     backend: Annotated[str, typer.Option(help="golden or faithful.")] = "faithful",
     target: Annotated[
         str | None, typer.Option(help="Device that faithful plans for: 310p (default) or host.", show_default=False)
@@ -21,7 +21,7 @@ def run(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="Write out and final_state as .safetensors.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, in one line.")] = False,
 ) -> None:
     """Replay a recorded call and compare the results.
 
@@ -30,8 +30,8 @@ def run(
     """
     with errors_in_a_line(as_json):
         recorded = load_call(call)
-        if not as_json:
-            print_text(call_lines(recorded))
+        if output is not None:
+            check_output(output, recorded)
         if backend == "faithful":
             announce_compiling()
         result = run_call(recorded, backend, target)
@@ -45,7 +45,7 @@ def run(
 
 def _print(result: Run, output: Path | None) -> None:
     """Print a run for people."""
-    print_text(f"\n{result.backend}: {plan_line(result.plan)}\n{time_line(result)}\n")
+    print_text(f"{call_lines(result.call)}\n\n{result.backend}: {plan_line(result.plan)}\n{time_line(result)}\n")
     if result.errors:
         print_worst(result)
         print_text()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import llvmlite
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
@@ -19,10 +20,15 @@ FOLDER_VARIABLE = "CGDR_NUMBA_CACHE_DIR"
 """Environment variable that names another folder; an empty value turns the cache off."""
 
 
+_SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "FULL_TRACEBACKS", "DEBUGINFO_DEFAULT")
+"""numba's settings that change machine code and that its own key leaves out (the processor is in it)."""
+
+
 @functools.cache
 def sources_hash() -> str:
-    """Return a hash over the package's sources and numba's version."""
-    digest = hashlib.sha256(numba.__version__.encode())
+    """Return a hash over everything that compiled code is made from: sources, numba, llvmlite, numba's settings."""
+    settings = {name: repr(getattr(numba.config, name, None)) for name in _SETTINGS}
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {settings}".encode())
     root = Path(__file__).resolve().parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode())

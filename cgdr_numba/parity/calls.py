@@ -15,7 +15,7 @@ from cgdr_numba.core.contract import ChunkProblem, Tensors, cann_chunk_problem
 from cgdr_numba.core.dtypes import KINDS
 from cgdr_numba.errors import ContractError, DtypeError, UnsupportedError
 from cgdr_numba.ops import Backend, npu_chunk_gated_delta_rule
-from cgdr_numba.parity.files import Contents, read, write
+from cgdr_numba.parity.files import Contents, check_name, read, write
 from cgdr_numba.parity.metrics import Comparison, compare_out, compare_state
 from cgdr_numba.sched.device import DeviceSpec
 from cgdr_numba.sched.plan import REVISION, Plan, plan_chunk
@@ -116,12 +116,10 @@ def save_results(path: str | Path, call: RecordedCall, out: Array, final_state: 
         plan: Faithful's plan, from which the kernel's revision, the device and the V tile are noted; None for golden.
 
     Raises:
-        ContractError: The name does not end in .safetensors, or it is the recorded call itself.
+        ContractError: As in `check_output`.
         OSError: The file cannot be written.
     """
-    target = Path(path)
-    if target.exists() and Path(call.source).exists() and target.samefile(call.source):
-        raise ContractError(f"{target}: results must go into another file than the recorded call that was read")
+    check_output(path, call)
     made_by = {"backend": "golden"}
     if plan is not None:
         made_by = {
@@ -136,7 +134,21 @@ def save_results(path: str | Path, call: RecordedCall, out: Array, final_state: 
         "cgdr_numba": cgdr_numba.__version__,
         "call": Path(call.source).name,
     }
-    write(target, Contents({"out": out, "final_state": final_state}, metadata))
+    write(Path(path), Contents({"out": out, "final_state": final_state}, metadata))
+
+
+def check_output(path: str | Path, call: RecordedCall) -> None:
+    """Refuse, before anything is run, a file that results of a call could not go into.
+
+    Raises:
+        ContractError: The name does not end in .safetensors, its folder does not exist, or it is the call's own file.
+    """
+    target = Path(path)
+    check_name(target)
+    if not target.parent.is_dir():
+        raise ContractError(f"{target}: the folder to write into must exist, and there is no {target.parent}")
+    if target.exists() and Path(call.source).exists() and target.samefile(call.source):
+        raise ContractError(f"{target}: results must go into another file than the recorded call that was read")
 
 
 def sample_call() -> RecordedCall:

@@ -49,11 +49,16 @@ def write(path: Path, contents: Contents) -> None:
         ContractError: The name does not end in .safetensors.
         OSError: The file cannot be written.
     """
-    if path.suffix != ".safetensors":
-        raise ContractError(f"{path}: results are written as .safetensors, got suffix {path.suffix!r}")
+    check_name(path)
     # NOTE: safetensors writes the buffer of an array as it lies, so another order would permute the elements silently.
     in_order = {name: np.asarray(array, order="C") for name, array in contents.arrays.items()}
     path.write_bytes(_sorted_header(save(in_order, contents.metadata)))
+
+
+def check_name(path: Path) -> None:
+    """Refuse a name that does not end in .safetensors, for a file to be written."""
+    if path.suffix != ".safetensors":
+        raise ContractError(f"{path}: files are written as .safetensors, got suffix {path.suffix!r}")
 
 
 def _sorted_header(data: bytes) -> bytes:

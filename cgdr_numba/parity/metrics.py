@@ -24,7 +24,7 @@ class Comparison:
     """A result against its reference. An infinite number stands for a NaN or infinity on one side only."""
 
     relative_rms: NDArray[np.float64]
-    """[N, H], one number a sequence (or slot) and head; NaN where the sequence has no values."""
+    """[N, H], one number a sequence (or slot) and head; NaN where there was nothing to compare."""
     max_abs: float
     """Largest absolute difference of single elements; 0 where there are none."""
     max_abs_at: tuple[int, ...] | None
@@ -82,8 +82,8 @@ def relative_rms(actual: Array, expected: Array) -> float:
     """Return sqrt(sum (actual - expected)^2 / sum expected^2), the error as a part of the reference's size.
 
     A zero reference gives 0 where the result is zero as well, and infinity otherwise. Elements whose non-finite values
-    agree are left out of both sums; where they disagree the result is infinity. Without elements there is no value,
-    and NaN is returned.
+    agree are left out of both sums; where they disagree the result is infinity. Where nothing is left to compare there
+    is no value, and NaN is returned.
 
     Example:
         >>> relative_rms(np.array([3.0, 5.0]), np.array([3.0, 4.0]))
@@ -92,10 +92,10 @@ def relative_rms(actual: Array, expected: Array) -> float:
         (0.0, inf)
     """
     difference = abs_difference(actual, expected)
-    if difference.size == 0:
-        return float("nan")
     reference = np.asarray(expected).astype(np.float64)
     reference = reference[np.isfinite(reference)]
+    if reference.size == 0 and not difference.any():
+        return float("nan")
     peak = np.max(np.abs(reference), initial=0.0)
     if peak == 0.0:
         return float("inf") if difference.any() else 0.0

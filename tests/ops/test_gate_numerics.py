@@ -1,5 +1,6 @@
 """Gates at the ends of their range: spans that overflow a factored exponential, -inf, growth, and NaN."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_t005_gate_of_minus_infinity_starts_afresh(backend: str, where: str, val
     g[:, list(tokens)] = value
     edges = [0, *tokens, t] if tokens[0] else [*tokens, t]
     pieces = []
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges):
         fresh = part(case, begin, end, None if begin in tokens else case.state)
         gates = fresh.g.copy()
         gates[:, 0] = 0 if begin in tokens else gates[:, 0]

@@ -1,0 +1,29 @@
+"""Benchmarks: parity first, then speed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cgdr_numba.parity.cases import Workload, make_inputs
+from gate import FP16_RMS, run, worst_head
+
+
+@pytest.fixture
+def checked() -> Callable[[Workload, str], dict[str, Any]]:
+    """A function that returns a workload's inputs, or skips the benchmark where the backend's parity is red."""
+
+    def check(workload: Workload, backend: str) -> dict[str, Any]:
+        inputs = make_inputs(workload)
+        heads = slice(0, workload.hv // workload.hk)
+        few = {name: x[:, :1] if name in ("q", "k") else x[:, heads] for name, x in inputs.items()}
+        small = Workload(workload.name, workload.lengths, 1, heads.stop, workload.dk, workload.dv)
+        golden = run({name: x.astype(np.float64) for name, x in few.items()}, small, "golden")
+        out, state = run(inputs, workload, backend)
+        errors = [worst_head(x[:, heads], truth) for x, truth in zip((out, state), golden, strict=True)]
+        if not max(errors) <= FP16_RMS:
+            pytest.skip(f"parity is red: relative rms {max(errors):.2e} > {FP16_RMS:g}, so no speed is shown")
+        return inputs
+
+    return check
