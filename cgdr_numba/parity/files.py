@@ -86,30 +86,26 @@ def _read_safetensors(path: Path) -> Contents:
 
 def _read_npz(path: Path) -> Contents:
     """Read an npz file."""
-    arrays: dict[str, Array] = {}
-    metadata = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: NumPy leaves a damaged file that it opened by itself to the garbage collector.
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ContractError(f"{path}: must be an npz archive, got a single array")
-            for name in file.files:
-                array = file[name]
-                if array.dtype == np.dtype("V2"):
-                    raise ContractError(
-                        f"{path}: `{name}` has 2-byte elements of no dtype, which is what an npz makes of bfloat16: "
-                        "save the call as .safetensors, which keeps the dtype"
-                    )
-                if array.ndim == 0:
-                    metadata[name] = _text(array.item())
-                else:
-                    arrays[name] = array
-    except ContractError:
-        raise
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ContractError(
-            f"{path}: must be a complete npz archive of plain arrays, got: {_one_line(error)}"
-        ) from error
-    return Contents(arrays, metadata)
+            entries = {name: file[name] for name in file.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        if isinstance(error, ContractError):
+            raise
+        text = f"{path}: must be a complete npz archive of plain arrays, got: {_one_line(error)}"
+        raise ContractError(text) from error
+    for name, array in entries.items():
+        if array.dtype == np.dtype("V2"):
+            raise ContractError(
+                f"{path}: `{name}` has 2-byte elements of no dtype, which is what an npz makes of bfloat16: "
+                "save the call as .safetensors, which keeps the dtype"
+            )
+    metadata = {name: _text(array.item()) for name, array in entries.items() if array.ndim == 0}
+    return Contents({name: array for name, array in entries.items() if array.ndim > 0}, metadata)
 
 
 def _text(value: object) -> str:
