@@ -5,10 +5,7 @@ from typing import Annotated
 import typer
 
 import cgdr_numba
-from cgdr_numba.cli.demo import demo
-from cgdr_numba.cli.info import info
-from cgdr_numba.cli.plan import plan
-from cgdr_numba.cli.run import run
+from cgdr_numba.cli import demo, info, plan, run
 
 app = typer.Typer(
     name="cgdr",
@@ -18,10 +15,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(run)
-app.command()(plan)
-app.command()(info)
+app.command()(demo.demo)
+app.command()(run.run)
+app.command()(plan.plan)
+app.command()(info.info)
 
 
 def _print_version(asked: bool) -> None:

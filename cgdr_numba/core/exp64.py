@@ -18,7 +18,8 @@ _HIGHEST: Final = 710.0
 def exp64(x: float) -> float:
     """Return e^x: x = n ln 2 + r with |r| <= ln 2 / 2, the Taylor polynomial of degree 13 in r, times 2^n.
 
-    Within 1 ulp of the true value. -inf gives 0, +inf gives inf, NaN stays NaN, exp64(0) is exactly 1. The 2^n is applied in two factors, both normal numbers.
+    Within 1 ulp of the true value. -inf gives 0, +inf gives inf, NaN stays NaN, exp64(0) is exactly 1. The 2^n is
+    applied in two factors, both normal numbers.
     """
     # NaN fails both comparisons; it is put back at the end.
     t = x if x > _LOWEST else _LOWEST

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,10 @@ def read(path: Path) -> Contents:
         raise ContractError(f"{path}: a recorded call must be a .safetensors or .npz file, got suffix {path.suffix!r}")
     if not path.is_file():
         raise ContractError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'there is no such file'}")
-    return reader(path)
+    try:
+        return reader(path)
+    except OSError as error:
+        raise ContractError(f"{path}: cannot be read: {_one_line(error)}") from error
 
 
 def write(path: Path, contents: Contents) -> None:
@@ -93,7 +97,7 @@ def _read_npz(path: Path) -> Contents:
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ContractError(f"{path}: must be an npz archive, got a single array")
             entries = {name: file[name] for name in file.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         if isinstance(error, ContractError):
             raise
         text = f"{path}: must be a complete npz archive of plain arrays, got: {_one_line(error)}"

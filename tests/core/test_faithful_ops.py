@@ -10,6 +10,7 @@ from cgdr_numba.core.faithful import vector_ops as ops
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.fma import exact_fma, fma
 from cgdr_numba.core.faithful.scalar_ops import scalar_exp
+from cgdr_numba.core.faithful.wide_dot import plain_wide_dot, wide_dot
 
 F32 = np.float32
 SATURATE, FUSED = Arith(fused=False, saturate=True), Arith(fused=True, saturate=False)
@@ -59,10 +60,6 @@ def test_axpy_prefixes_grow_and_read_finished_rows() -> None:
     assert matrix.tolist() == [[0, 0, 0], [2, 0, 0], [3 + 5 * 2, 5, 0]]
 
 
-def test_axpy_outer_is_a_rank_one_update() -> None:
-    y, x = np.ones((3, 2), F32), rows([0, 0], [10, 20])
-    ops.axpy_outer(y, np.array([1, 2], F32), x, 1, None)
-    assert y.tolist() == [[11, 21], [21, 41], [1, 1]]
 
 
 def test_saturation_acts_on_every_vector_result() -> None:
@@ -164,3 +161,16 @@ def test_cast_overflow(arith: Arith | None, expected: list[float]) -> None:
     for value, words in zip(rows([1e6, -np.inf, np.nan, 1.5])[0], as_words(out), strict=True):
         ops.cast_out(value, FP16, words, arith)
     np.testing.assert_array_equal(out.astype(np.float64), expected)
+
+
+@pytest.mark.parametrize("n", [1, 16, 63, 64, 65, 128, 130, 200])
+def test_sixteen_dots_side_by_side_have_the_bits_of_one(n: int) -> None:
+    rng = np.random.default_rng(n)
+    k, a = rng.standard_normal((20, n)).astype(F32), rng.standard_normal(n).astype(F32)
+    for n_rows in (16, 5):
+        columns, sums, plain = np.full(n * 16, np.nan, F32), np.empty(16, F32), np.empty(16, F32)
+        ops.transpose(k, 3, n_rows, n, columns)
+        wide_dot(a, columns, n, sums)
+        plain_wide_dot(a, columns, n, plain)
+        expected = [ops.dot(a, k[3 + j], np.empty(max(n, 64), F32), None) for j in range(n_rows)]
+        assert sums.tolist() == plain.tolist() == expected + [0.0] * (16 - n_rows)

@@ -84,7 +84,7 @@ def lower(matrix: np.ndarray, k: int) -> np.ndarray:
 def test_scores_are_the_inverse_of_the_unit_lower_matrix(ub: Any) -> None:
     ub.k[:L, :DK], ub.k_beta[:L, :DK] = random(L, DK), random(L, DK, seed=1)
     ub.decay[:L, :L] = np.abs(random(L, L))
-    phases_k.compute_scores(L, DK, None, ub.k_beta, ub.k, ub.decay, ub.dot, ub.scores)
+    phases_k.compute_scores(L, DK, None, ub.k_beta, ub.k, ub.decay, ub.v, ub.dot, ub.scores)
     direct = lower(-(ub.k_beta[:L, :DK] @ ub.k[:L, :DK].T) * ub.decay[:L, :L], -1)
     close(lower(ub.scores[:L, :L], -1), direct)
     phases_k.compute_recursive_attn(L, None, ub.delta, ub.scores)
@@ -101,9 +101,9 @@ def test_attention_by_cache_and_by_rereading(ub: Any) -> None:
         ub.decay[:L, :L] = decay
         if cached:
             ub.q_cache[:L] = q.astype(F32) * F32(0.3)
-            phases_k.compute_attn_cached(L, None, ub.q_cache, ub.k, ub.dot, ub.decay)
+            phases_k.compute_attn_cached(L, None, ub.q_cache, ub.k, ub.v, ub.dot, ub.decay)
         else:
-            phases_k.compute_attn_reread(as_words(q), FP16, F32(0.3), None, ub.k, ub.delta, ub.dot, ub.decay)
+            phases_k.compute_attn_reread(as_words(q), FP16, F32(0.3), None, ub.k, ub.v, ub.delta, ub.dot, ub.decay)
         results.append(ub.decay[:L, :L].copy())
     close(lower(results[0], 0), lower(0.3 * (q.astype(F64) @ ub.k[:L, :DK].T) * decay, 0))
     assert np.array_equal(*results)
@@ -183,13 +183,14 @@ def test_update_state(ub: Any) -> None:
     k, state, v_new = random(L, DK, dtype="f2"), random(DK, WIDTH), random(L, WIDTH)
     g_cum = np.cumsum(-np.abs(random(L))).astype(F32)
     ub.g_cum[0, :L], ub.exp_g[0, :L], ub.state[:DK], ub.v[:L] = g_cum, np.exp(g_cum), state, v_new
-    phases_v.update_state(as_words(k), FP16, None, ub.exp_g, ub.g_cum, ub.v, ub.delta, ub.state)
+    phases_v.update_state(as_words(k), FP16, None, ub.exp_g, ub.g_cum, ub.v, ub.delta, ub.dot, ub.state)
     weights = k.astype(F64) * np.exp(g_cum[-1].astype(F64) - g_cum)[:, None]
     close(ub.state[:DK], np.exp(g_cum[-1].astype(F64)) * state + weights.T @ v_new)
 
 
 def test_the_table_names_the_phases_that_exist() -> None:
-    helpers = {"stage_rows", "cast_rows", "read_rows", "attend_row", "clear", "copy_columns"}
+    helpers = {"stage_rows", "cast_rows", "read_rows", "dot_columns", "scale_query_row", "clear", "copy_columns"}
+    helpers |= {"attend_row", "attend_columns"}
     for module, level in ((phases_k, "chunk"), (phases_v, "V tile")):
         defined = {
             name

@@ -10,7 +10,17 @@ from cgdr_numba.core.dims import CHUNK
 from cgdr_numba.core.dtypes import half_to_f32, widen
 from cgdr_numba.core.faithful.arith import Arith, settle
 from cgdr_numba.core.faithful.ub import F32Array, Words
-from cgdr_numba.core.faithful.vector_ops import axpy_chain, axpy_prefixes, dot, duplicate, exp, muls, sub
+from cgdr_numba.core.faithful.vector_ops import (
+    axpy_chain,
+    axpy_prefixes,
+    dot,
+    duplicate,
+    exp,
+    muls,
+    sub,
+    transpose,
+)
+from cgdr_numba.core.faithful.wide_dot import DOT_COLUMNS, wide_dot
 from cgdr_numba.core.jit import kernel
 
 _ZERO = np.float32(0.0)
@@ -98,6 +108,14 @@ def prepare_attn_query_cache(
 
 
 @kernel
+def dot_columns(k: F32Array, j: int, n_rows: int, dk: int, v: F32Array) -> F32Array:
+    """Return rows j .. j + 15 of K as columns [Dk * 16] in the v slice, which is dead from phase 3.5 to step 1."""
+    columns = v.reshape(v.size)[: dk * DOT_COLUMNS]
+    transpose(k, j, min(DOT_COLUMNS, n_rows - j), dk, columns)
+    return columns
+
+
+@kernel
 def compute_scores(
     n_rows: int,
     dk: int,
@@ -105,14 +123,27 @@ def compute_scores(
     k_beta: F32Array,
     k: F32Array,
     decay: F32Array,
-    dots: F32Array,
+    v: F32Array,
+    sums: F32Array,
     scores: F32Array,
 ) -> None:
-    """Phase 4, direct part: B[i][j] = fl(-(KB[i] . K[j]) * D[i][j]) for j < i."""
-    for i in range(1, n_rows):
-        for j in range(i):
-            product = dot(k_beta[i, :dk], k[j, :dk], dots, arith)
-            scores[i, j] = -product * decay[i, j]
+    """Phase 4, direct part: B[i][j] = fl(-(KB[i] . K[j]) * D[i][j]) for j < i; the dots in the dot slice.
+
+    Sixteen columns j at a time where K's rows fit the v slice as columns and nothing saturates, else one dot after
+    another: equal bits.
+    """
+    if arith is not None or dk * DOT_COLUMNS > v.size:
+        for i in range(1, n_rows):
+            for j in range(i):
+                product = dot(k_beta[i, :dk], k[j, :dk], sums, arith)
+                scores[i, j] = -product * decay[i, j]
+        return
+    for begin in range(0, n_rows, DOT_COLUMNS):
+        columns = dot_columns(k, begin, n_rows, dk, v)
+        for i in range(begin + 1, n_rows):
+            wide_dot(k_beta[i], columns, dk, sums)
+            for j in range(begin, min(i, begin + DOT_COLUMNS)):
+                scores[i, j] = -sums[j - begin] * decay[i, j]
 
 
 @kernel
@@ -131,19 +162,54 @@ def compute_recursive_attn(n_rows: int, arith: Arith | None, delta: F32Array, sc
 
 
 @kernel
-def attend_row(q_row: F32Array, i: int, arith: Arith | None, k: F32Array, dots: F32Array, decay: F32Array) -> None:
-    """Row i of M: fl((q_row . K[j]) * D[i][j]) over D[i][j], for j <= i ascending."""
+def attend_row(q_row: F32Array, i: int, arith: Arith | None, k: F32Array, sums: F32Array, decay: F32Array) -> None:
+    """Row i of M, one dot after another: fl((q_row . K[j]) * D[i][j]) over D[i][j], for j <= i ascending."""
     for j in range(i + 1):
-        decay[i, j] = dot(q_row, k[j, : len(q_row)], dots, arith) * decay[i, j]
+        decay[i, j] = dot(q_row, k[j, : len(q_row)], sums, arith) * decay[i, j]
+
+
+@kernel
+def attend_columns(q_row: F32Array, i: int, begin: int, columns: F32Array, sums: F32Array, decay: F32Array) -> None:
+    """Row i of M for the columns from `begin` on that `columns` holds, up to the diagonal."""
+    wide_dot(q_row, columns, len(q_row), sums)
+    for j in range(begin, min(i + 1, begin + DOT_COLUMNS)):
+        decay[i, j] = sums[j - begin] * decay[i, j]
+
+
+@kernel
+def scale_query_row(
+    q_rows: Words, i: int, kind: int, scale: np.float32, arith: Arith | None, delta: F32Array
+) -> F32Array:
+    """Return row i of QS, formed in the delta slice.
+
+    A vector result on the cached path, so settled here too: a number must not depend on its path.
+    """
+    dk = q_rows.shape[1]
+    for d in range(dk):
+        delta[0, d] = settle(widen(q_rows[i, d], kind) * scale, arith)
+    return delta[0, :dk]
 
 
 @kernel
 def compute_attn_cached(
-    n_rows: int, arith: Arith | None, q_cache: F32Array, k: F32Array, dots: F32Array, decay: F32Array
+    n_rows: int,
+    arith: Arith | None,
+    q_cache: F32Array,
+    k: F32Array,
+    v: F32Array,
+    sums: F32Array,
+    decay: F32Array,
 ) -> None:
-    """Phase 4, M over D's lower triangle and diagonal, with rows of QS from the cache."""
-    for i in range(n_rows):
-        attend_row(q_cache[i], i, arith, k, dots, decay)
+    """Phase 4, M over D's lower triangle and diagonal, with rows of QS from the cache; as many dots a time as B."""
+    dk = q_cache.shape[1]
+    if arith is not None or dk * DOT_COLUMNS > v.size:
+        for i in range(n_rows):
+            attend_row(q_cache[i], i, arith, k, sums, decay)
+        return
+    for begin in range(0, n_rows, DOT_COLUMNS):
+        columns = dot_columns(k, begin, n_rows, dk, v)
+        for i in range(begin, n_rows):
+            attend_columns(q_cache[i], i, begin, columns, sums, decay)
 
 
 @kernel
@@ -153,17 +219,22 @@ def compute_attn_reread(
     scale: np.float32,
     arith: Arith | None,
     k: F32Array,
+    v: F32Array,
     delta: F32Array,
-    dots: F32Array,
+    sums: F32Array,
     decay: F32Array,
 ) -> None:
     """Phase 4, M over D's lower triangle and diagonal, with each row of QS formed in the delta slice."""
-    dk = q_rows.shape[1]
-    for i in range(q_rows.shape[0]):
-        for d in range(dk):
-            # A vector result on the cached path, so settled here too: a number must not depend on its path.
-            delta[0, d] = settle(widen(q_rows[i, d], kind) * scale, arith)
-        attend_row(delta[0, :dk], i, arith, k, dots, decay)
+    n_rows, dk = q_rows.shape[0], q_rows.shape[1]
+    if arith is not None or dk * DOT_COLUMNS > v.size:
+        for i in range(n_rows):
+            attend_row(scale_query_row(q_rows, i, kind, scale, arith, delta), i, arith, k, sums, decay)
+        return
+    for begin in range(0, n_rows, DOT_COLUMNS):
+        columns = dot_columns(k, begin, n_rows, dk, v)
+        for i in range(begin, n_rows):
+            q_row = scale_query_row(q_rows, i, kind, scale, arith, delta)
+            attend_columns(q_row, i, begin, columns, sums, decay)
 
 
 @kernel

@@ -11,7 +11,7 @@ from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.phases_k import cast_rows, read_rows, stage_rows
 from cgdr_numba.core.faithful.scalar_ops import scalar_exp
 from cgdr_numba.core.faithful.ub import F32Array, Words
-from cgdr_numba.core.faithful.vector_ops import add, axpy_chain, axpy_outer, cast_out, duplicate, muls
+from cgdr_numba.core.faithful.vector_ops import add, axpy_chain, cast_out, duplicate, muls
 from cgdr_numba.core.jit import kernel
 
 _ZERO = np.float32(0.0)
@@ -145,22 +145,25 @@ def update_state(
     g_cum: F32Array,
     v: F32Array,
     delta: F32Array,
+    factors: F32Array,
     state: F32Array,
 ) -> None:
     """Step 7: S[d] = fl(S[d] * E[L-1]); then S[d] += fl(widen(k[i][d]) * ScalarExp(G[L-1] - G[i])) * VN[i].
 
-    Rows i ascending outside, d ascending inside. The decay is the vector unit's Exp, the keys' factor the scalar
-    unit's; k comes from global memory again. The coefficients wait in the delta slice.
+    Every element of S sees i ascending; the NPU walks d inside of i, which is the same sequence. The decay is the
+    vector unit's Exp, the keys' factor the scalar unit's; k comes from global memory again. Factors wait in the dot
+    slice, coefficients in the delta slice.
     """
     n_rows, dk = k_rows.shape[0], k_rows.shape[1]
     last = n_rows - 1
     for d in range(dk):
         muls(state, d, state, exp_g[0, last], state.shape[1], arith)
     for i in range(n_rows):
-        factor = scalar_exp(g_cum[0, last] - g_cum[0, i])
-        for d in range(dk):
-            delta[0, d] = widen(k_rows[i, d], kind) * factor
-        axpy_outer(state, delta[0, :dk], v, i, arith)
+        factors[i] = scalar_exp(g_cum[0, last] - g_cum[0, i])
+    for d in range(dk):
+        for i in range(n_rows):
+            delta[0, i] = widen(k_rows[i, d], kind) * factors[i]
+        axpy_chain(state, d, delta[0, :n_rows], v, state.shape[1], arith)
 
 
 @kernel

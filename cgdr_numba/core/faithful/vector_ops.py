@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from cgdr_numba.core.dtypes import BF16, BF16_MAX, FP16, HALF_MAX, narrow
 from cgdr_numba.core.exp64 import exp64
 from cgdr_numba.core.faithful.arith import Arith, multiply_add, settle
+from cgdr_numba.core.faithful.wide_dot import DOT_COLUMNS, REDUCE_LANES
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
 
-REDUCE_LANES = 64
-"""Products that one WholeReduceSum repeat adds up."""
 REDUCE_STRIDE = 8
 """Distance of the partial sums that it writes: one 32-byte block."""
 
@@ -66,8 +65,19 @@ def exp(y: F32Array, i: int, x: F32Array, n: int, arith: Arith | None) -> None:
 
 @kernel
 def axpy_chain(y: F32Array, i: int, a: F32Array, x: F32Array, n: int, arith: Arith | None) -> None:
-    """len(a) Axpy instructions: y[i, :n] += a[k] * x[k, :n] for k ascending, one rounding sequence a lane."""
-    for k in range(len(a)):
+    """len(a) Axpy instructions: y[i, :n] += a[k] * x[k, :n] for k ascending, one rounding sequence a lane.
+
+    Four at a time, which keeps a lane in a register and its additions in order.
+    """
+    last = len(a) // 4 * 4
+    for k in range(0, last, 4):
+        a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
+        for lane in range(n):
+            sum1 = multiply_add(y[i, lane], a0, x[k, lane], arith)
+            sum2 = multiply_add(sum1, a1, x[k + 1, lane], arith)
+            sum3 = multiply_add(sum2, a2, x[k + 2, lane], arith)
+            y[i, lane] = multiply_add(sum3, a3, x[k + 3, lane], arith)
+    for k in range(last, len(a)):
         factor = a[k]
         for lane in range(n):
             y[i, lane] = multiply_add(y[i, lane], factor, x[k, lane], arith)
@@ -79,14 +89,6 @@ def axpy_prefixes(y: F32Array, i: int, a: F32Array, arith: Arith | None) -> None
     for k in range(1, i):
         for lane in range(k):
             y[i, lane] = multiply_add(y[i, lane], a[k], y[k, lane], arith)
-
-
-@kernel
-def axpy_outer(y: F32Array, a: F32Array, x: F32Array, i: int, arith: Arith | None) -> None:
-    """len(a) Axpy instructions: y[d, :] += a[d] * x[i, :] for d ascending."""
-    for d in range(len(a)):
-        for lane in range(y.shape[1]):
-            y[d, lane] = multiply_add(y[d, lane], a[d], x[i, lane], arith)
 
 
 @kernel
@@ -122,6 +124,17 @@ def dot(a: F32Array, b: F32Array, scratch: F32Array, arith: Arith | None) -> np.
     for lane in range(n_repeats * REDUCE_LANES, n):
         total = total + scratch[lane]
     return total
+
+
+@kernel
+def transpose(x: F32Array, i: int, n_rows: int, n: int, y: F32Array) -> None:
+    """Columns for `wide_dot`: y[d * DOT_COLUMNS + j] = x[i + j, d] for j < n_rows and d < n, further columns 0."""
+    for j in range(n_rows):
+        for d in range(n):
+            y[d * DOT_COLUMNS + j] = x[i + j, d]
+    for j in range(n_rows, DOT_COLUMNS):
+        for d in range(n):
+            y[d * DOT_COLUMNS + j] = _ZERO
 
 
 @kernel

@@ -79,12 +79,12 @@ def run_k_side(x: ChunkInput, call: Call, ub: Slices) -> None:
     phases_k.prepare_decay_and_exp(n_rows, arith, ub.g_cum, ub.delta, ub.exp_g, ub.decay)
     if q_cached:
         phases_k.prepare_attn_query_cache(x.q, call.scale, arith, ub.v_half, ub.q_cache)
-    phases_k.compute_scores(n_rows, dk, arith, ub.k_beta, ub.k, ub.decay, ub.dot, ub.scores)
+    phases_k.compute_scores(n_rows, dk, arith, ub.k_beta, ub.k, ub.decay, ub.v, ub.dot, ub.scores)
     phases_k.compute_recursive_attn(n_rows, arith, ub.delta, ub.scores)
     if q_cached:
-        phases_k.compute_attn_cached(n_rows, arith, ub.q_cache, ub.k, ub.dot, ub.decay)
+        phases_k.compute_attn_cached(n_rows, arith, ub.q_cache, ub.k, ub.v, ub.dot, ub.decay)
     else:
-        phases_k.compute_attn_reread(x.q, kinds.qkv, call.scale, arith, ub.k, ub.delta, ub.dot, ub.decay)
+        phases_k.compute_attn_reread(x.q, kinds.qkv, call.scale, arith, ub.k, ub.v, ub.delta, ub.dot, ub.decay)
     phases_k.compute_k_cumdecay(n_rows, dk, arith, ub.exp_g, ub.scores, ub.k_beta, ub.k)
 
 
@@ -119,7 +119,7 @@ def run_v_tile(x: ChunkInput, tile: Tile, place: Place, call: Call, ub: Slices) 
     phases_v.compute_attn_inter(x.q, kinds.qkv, call.scale, arith, ub.exp_g, ub.state, ub.delta, ub.attn_out)
     phases_v.accum_output(n_rows, arith, ub.decay, ub.v, ub.attn_out)
     phases_v.write_attn_tile(ub.attn_out, kinds.qkv, arith, ub.out_queue, place.out[:, tile.begin : tile.end])
-    phases_v.update_state(x.k, kinds.qkv, arith, ub.exp_g, ub.g_cum, ub.v, ub.delta, ub.state)
+    phases_v.update_state(x.k, kinds.qkv, arith, ub.exp_g, ub.g_cum, ub.v, ub.delta, ub.dot, ub.state)
     if place.is_last:
         final_rows = place.final_state[tile.begin : tile.end]
         phases_v.write_final_state(ub.state, kinds.final_state, arith, ub.out_queue, final_rows)

@@ -1,0 +1,147 @@
+"""The command line as a whole, `cgdr info`, `cgdr demo`, and real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cgdr_numba
+from cgdr_numba.cli import demo
+from cgdr_numba.ops import BACKENDS
+from cgdr_numba.sched.plan import REVISION
+from commands import ROOT, Answer, cgdr, misused, run_process
+from small_call import DATA, small_call
+
+
+def test_version() -> None:
+    assert cgdr("--version").out == f"cgdr {cgdr_numba.__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    text = cgdr("--help").out
+    assert all(f"\n  {command} " in text for command in ("run", "plan", "demo", "info"))
+    assert "..." not in text.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "demo", "info"])
+def test_every_command_has_help(command: str) -> None:
+    assert f"Usage: cgdr {command}" in cgdr(command, "--help").out
+
+
+def test_no_command_shows_the_help() -> None:
+    assert "Commands:" in Answer(()).out + Answer(()).err
+
+
+def test_unknown_commands_and_options_are_usage_errors() -> None:
+    assert "No such command 'fly'" in misused("fly")
+    assert "No such option: --fast" in misused("run", "call.npz", "--fast")
+    assert "Missing argument 'CALL'" in misused("run")
+
+
+def test_info_json_has_the_facts() -> None:
+    facts = cgdr("info", "--json").json
+    assert facts["cgdr_numba"] == cgdr_numba.__version__
+    assert facts["numpy"] == np.__version__
+    assert facts["backends"] == list(BACKENDS)
+    assert facts["revision"] == REVISION
+    assert facts["targets"][0] == facts["targets"][0] | {"name": "310p", "cores": 8, "ub_bytes": 262144}
+    assert facts["targets"][1]["name"] == "host"
+    assert 1 <= facts["threads"] <= facts["most_threads"]
+    assert all(facts[name] for name in ("python", "numba", "llvmlite", "scipy", "cpu", "threading_layer"))
+
+
+def test_info_text_has_the_facts() -> None:
+    facts, text = cgdr("info", "--json").json, cgdr("info").out
+    names = ("cgdr_numba", "python", "numpy", "numba", "llvmlite", "scipy", "cpu", "cache_folder", "revision")
+    assert all(str(facts[name]) in text for name in names)
+    assert "262144 bytes" in text
+
+
+def test_info_a_cache_that_is_off_is_said_to_be_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CGDR_NUMBA_CACHE_DIR", "")
+    assert cgdr("info", "--json").json["cache_folder"] is None
+    assert "off (CGDR_NUMBA_CACHE_DIR is empty)" in cgdr("info").out
+
+
+@pytest.mark.slow
+def test_demo_every_backend_holds_its_bound() -> None:
+    text = cgdr("demo").out
+    assert "220 tokens in 2 sequence(s) (150, 70), Hk 1, Hv 2, Dk 128, Dv 128" in text
+    assert "faithful: 310p: v_step 128" in text
+    rows = [line.split() for line in text.splitlines()]
+    heads = {(row[0], row[2]): [float(x) for x in row[3:]] for row in rows if len(row) == 7 and row[0].isdigit()}
+    assert list(heads) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert all(max(errors[:2]) <= 1e-6 and max(errors[2:]) <= 4e-4 for errors in heads.values())
+    assert [row[:2] for row in rows if row[-1:] == ["ok"]] == [[b, r] for b in BACKENDS for r in ("out", "final_state")]
+
+
+def test_demo_errors_above_the_bound_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    call = small_call()
+    call.expected["final_state"][2, 1] *= 1.001
+    monkeypatch.setattr(demo, "sample_call", lambda: call)
+    answer = Answer(("demo",))
+    assert answer.code == 1
+    assert answer.err.endswith("cgdr: an error is above its bound\n")
+    verdicts = [line.split()[-1] for line in answer.out.splitlines()[-4:]]
+    assert verdicts == ["ok", "ABOVE", "ok", "ABOVE"]
+
+
+def test_process_version() -> None:
+    done = run_process("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"cgdr {cgdr_numba.__version__}\n", "")
+
+
+def test_process_errors_are_a_line_without_traceback() -> None:
+    done = run_process("run", "nowhere.safetensors")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "cgdr: nowhere.safetensors: there is no such file\n"
+
+
+def test_process_tables_are_plain_and_not_wrapped() -> None:
+    done = run_process("run", DATA / "packed_one_head.safetensors", "--backend", "golden", COLUMNS="40")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    head = next(line for line in done.stdout.splitlines() if "worst relative rms" in line)
+    assert head.split() == [
+        "worst",
+        "relative",
+        "rms",
+        "(sequence,",
+        "head)",
+        "largest",
+        "difference",
+        "at",
+        "got",
+        "expected",
+    ]
+    assert any(line.split()[:3] == ["2", "1", "0"] for line in done.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_process_the_first_faithful_run_says_that_it_compiles(call_path: Path, tmp_path: Path) -> None:
+    cache = {"CGDR_NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    first = run_process("run", call_path, "--json", **cache)
+    assert first.stderr.startswith("compiling the faithful kernel")
+    assert json.loads(first.stdout)["compile_seconds"] > 0
+    second = run_process("run", call_path, "--json", **cache)
+    assert second.stderr == ""
+    assert json.loads(second.stdout)["errors"] == json.loads(first.stdout)["errors"]
+
+
+def test_process_plain_python_kernels_give_the_same_errors(call_path: Path) -> None:
+    done = run_process("run", call_path, "--json", NUMBA_DISABLE_JIT="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["errors"] == cgdr("run", call_path, "--json").json["errors"]
+
+
+def test_process_a_reader_that_leaves_is_no_error() -> None:
+    lengths = ",".join(["64"] * 3000)
+    command = f"{sys.executable} -m cgdr_numba.cli plan --lengths {lengths} --nk 1 --nv 1 --dk 8 --dv 8 --json"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -c 10"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ('{"operator', "")
