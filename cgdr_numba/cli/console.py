@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +12,8 @@ from rich.table import Table
 
 from cgdr_numba.errors import ContractError, UnsupportedError
 
-_PLAIN_WIDTH = 200
-"""Columns where standard output is no terminal: wide enough that no table is wrapped."""
+_TABLE_WIDTH = 200
+"""Wide enough that no table is cut or wrapped: a terminal that is narrower wraps whole lines, a file takes them."""
 
 
 def print_text(text: str = "") -> None:
@@ -34,8 +33,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
-    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+    Console(width=_TABLE_WIDTH, markup=False, emoji=False, highlight=False).print(table)
 
 
 def print_json(value: object) -> None:

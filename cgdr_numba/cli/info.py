@@ -4,7 +4,7 @@ import platform
 from importlib.metadata import version
 from typing import Annotated, Any
 
-import llvmlite.binding  # type: ignore[import-untyped]
+import llvmlite.binding
 import numba
 import typer
 

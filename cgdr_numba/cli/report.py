@@ -19,12 +19,12 @@ def call_lines(call: RecordedCall) -> str:
     dims, lengths = problem.dims, problem.lengths
     shown = ", ".join(map(str, lengths[:8])) + (", ..." if len(lengths) > 8 else "")
     scale = f"{call.scale:.9g}" if call.scale is not None else "1 (the operator's default)"
-    notes = "; ".join(f"{name}: {call.metadata[name]}" for name in ("note", "cut") if name in call.metadata)
+    notes = [f"{name}: {call.metadata[name]}" for name in ("note", "cut") if name in call.metadata]
     sizes = (
         f"{dims.n_tokens} tokens in {dims.n_sequences} sequence(s) ({shown or 'none'}), Hk {dims.hk}, Hv {dims.hv}, "
         f"Dk {dims.dk}, Dv {dims.dv}, {problem.q.dtype}, state {problem.state.dtype}, scale {scale}"
     )
-    return "\n".join(line for line in (f"{call.source}: {call.operator}", notes, sizes) if line)
+    return "\n".join([f"{call.source}: {call.operator}", *notes, sizes])
 
 
 def plan_line(plan: Plan | None) -> str:
@@ -65,7 +65,7 @@ def print_worst(run: Run) -> None:
             place = str(list(found.max_abs_at))
             element = (f"{found.max_abs:.3e}", place, f"{found.actual:.6g}", f"{found.expected:.6g}")
         rows.append((name, worst, at, *element))
-    columns = ("", "worst relative rms", "(sequence, head)", "largest difference", "at", "got", "expected")
+    columns = ("worst", "relative rms", "(sequence, head)", "max abs", "element", "got", "expected")
     print_table(columns, rows)
 
 

@@ -41,6 +41,8 @@ class Entry:
         self._call = numba.njit(parallel=True, **_STRICT)(function)
         self.compile_seconds: float | None = None
         """Seconds that compiling or loading took in this process; None before the first call and without JIT."""
+        self.loaded = False
+        """Whether the compiled code came from the cache on disk."""
         self.__doc__ = function.__doc__
 
     def compile(self) -> None:
@@ -52,6 +54,7 @@ class Entry:
                 self._call.compile(self._argument_types())
                 self._call.disable_compile()
                 self.compile_seconds = time.perf_counter() - begin
+                self.loaded = bool(self._call.stats.cache_hits)
                 self._ready = True
 
     def __call__(self, *arguments: Any) -> None:

@@ -31,7 +31,8 @@ def _launch_lines(plan: "Plan") -> "Iterator[str]":
     yield f"v_step {tiling.v_step}: {tiling.n_v_tiles} V tile(s) a head, {walk}; block_dim {tiling.block_dim}"
     key_path = "DMA" if values["k_dma"] else "element reads"
     query_path = "cached" if values["q_cached"] else "read again for every row of scores"
-    yield f"chunks of up to {plan.n_rows} rows: K by {key_path}, Q {query_path}"
+    if plan.n_rows:
+        yield f"chunks of up to {plan.n_rows} rows: K by {key_path}, Q {query_path}"
     use = "" if plan.carries_state else ", unused: no second chunk"
     yield (
         f"workspace FP32 [{dims.n_sequences}, {dims.hv}, {dims.dk}, {workspace_stride(dims)}] = "

@@ -27,6 +27,10 @@ REVISION = "310P ChunkGatedDeltaRule, vector revision 00e39ab5 (PR !1108)"
 """The kernel that plans and the faithful backend re-enact; later 310P code uses the matrix unit."""
 KERNEL_DTYPE = "float16"
 """The only dtype of q, k and v that the NPU takes; other dtypes are an extension."""
+PLANNED_DTYPES = (KERNEL_DTYPE, "bfloat16", "float32")
+"""The dtypes of q, k and v that plans are made for."""
+MAX_LOAD = 2**62
+"""Tokens of all items together that still count in 64 bits."""
 
 
 class PlanKey(NamedTuple):
@@ -166,6 +170,8 @@ def plan_chunk(
             f"plan_chunk: `lengths` must be [N] = [{dims.n_sequences}] lengths of at least 0 with the sum "
             f"T = {dims.n_tokens}, got {list(sizes)} with the sum {sum(sizes)}"
         )
+    if dtype not in PLANNED_DTYPES:
+        raise ContractError(f"plan_chunk: `dtype` must be one of {', '.join(PLANNED_DTYPES)}, got {dtype!r}")
     if min(dims.hk, dims.hv, dims.dk, dims.dv) < 1 or dims.hv % dims.hk:
         raise ContractError(
             f"plan_chunk: `dims` must have Hk, Hv, Dk, Dv of at least 1 and Hv % Hk == 0, got Hk = {dims.hk}, "
@@ -173,6 +179,8 @@ def plan_chunk(
         )
     device = resolve(target, "310p", "plan_chunk")
     tiling = solve_tiling(dims, device, v_step)
+    if dims.n_tokens * dims.hv * tiling.n_v_tiles > MAX_LOAD:
+        raise ContractError(f"plan_chunk: `lengths` must sum to at most 2^62 / (Hv * V tiles), got {dims.n_tokens}")
     items = chunk_items(sizes, dims, tiling.n_v_tiles, tiling.split)
     loads = [sizes[n] for n in items[:, 0]]
     return Plan(

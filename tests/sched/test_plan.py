@@ -264,3 +264,14 @@ def test_host_is_this_machine() -> None:
     assert device.cores >= 1
     assert device.ub_bytes >= 32768
     assert plan_chunk(Dims(5, 1, 1, 1, 8, 8), [5], target="host").device == device
+
+
+@pytest.mark.parametrize("dtype", ["float64", "half", ""])
+def test_dtypes_are_those_that_backends_take(dtype: str) -> None:
+    with pytest.raises(ContractError, match=rf"`dtype` must be one of float16, bfloat16, float32, got '{dtype}'"):
+        plan_chunk(Dims(5, 1, 1, 1, 8, 8), [5], dtype=dtype)
+
+
+def test_loads_must_count_in_64_bits() -> None:
+    with pytest.raises(ContractError, match="`lengths` must sum to at most"):
+        plan_chunk(Dims(2**61, 1, 1, 4, 8, 8), [2**61])
