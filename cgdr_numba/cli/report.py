@@ -51,7 +51,8 @@ def time_line(run: Run) -> str:
     """Return how long a run took, and apart from it how long its kernel took to get ready."""
     ready = ""
     if run.compile_seconds is not None:
-        ready = f" (before it, {run.compile_seconds:.2f} s to compile the kernel or load it from disk)"
+        how = "to load the kernel from disk" if run.loaded else "to compile the kernel"
+        ready = f" (before it, {run.compile_seconds:.2f} s {how})"
     return f"time {run.seconds:.4f} s{ready}"
 
 

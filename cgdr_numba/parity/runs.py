@@ -38,6 +38,8 @@ class Run:
     compile_seconds: float | None
     """Wall time that compiling the kernel, or loading it from the cache, took in this process; None for golden and
     where kernels run as plain Python."""
+    loaded: bool
+    """Whether those seconds went into loading from the cache."""
     errors: dict[str, Comparison]
     """Comparison with the recorded references by result name, as far as there are any."""
 
@@ -57,4 +59,5 @@ def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None =
     begin = time.perf_counter()
     out, final_state = replay(call, backend, target=target if plan is None else None, plan=plan)
     seconds = time.perf_counter() - begin
-    return Run(call, backend, plan, out, final_state, seconds, compile_seconds, compare(call, out, final_state))
+    errors = compare(call, out, final_state)
+    return Run(call, backend, plan, out, final_state, seconds, compile_seconds, walk_bins.loaded, errors)

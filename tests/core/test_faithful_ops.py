@@ -60,8 +60,6 @@ def test_axpy_prefixes_grow_and_read_finished_rows() -> None:
     assert matrix.tolist() == [[0, 0, 0], [2, 0, 0], [3 + 5 * 2, 5, 0]]
 
 
-
-
 def test_saturation_acts_on_every_vector_result() -> None:
     y = rows([MAX, -MAX, 1.0, 0.0])
     ops.muls(y, 0, y, F32(4), 4, SATURATE)

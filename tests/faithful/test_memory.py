@@ -4,12 +4,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from judge import run_cann
-from reference import make_case
 
 from cgdr_numba import plan_chunk
 from cgdr_numba.core import memory
 from cgdr_numba.core.dims import Dims
+from judge import run_cann
+from reference import make_case
 
 
 @pytest.mark.slow
