@@ -1,0 +1,1 @@
+"""The CPU path near this machine's limit."""

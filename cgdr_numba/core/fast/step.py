@@ -1,0 +1,146 @@
+"""The recurrent path: a run of tokens over one head's state, which is read and written once for all of them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core.dims import CHUNK
+from cgdr_numba.core.exp64 import exp64
+from cgdr_numba.core.fast import k_first, v_first
+from cgdr_numba.core.fast.convert import narrow_row, widen_row
+from cgdr_numba.core.jit import kernel
+from cgdr_numba.core.dtypes import widen
+from cgdr_numba.core.l2norm import L2NORM_EPS
+
+F32Array = NDArray[np.float32]
+Words = NDArray[np.uint16]
+
+_ONE, _EPS = np.float32(1.0), np.float32(L2NORM_EPS)
+_exp64 = kernel(exp64)
+_read_k, _update_k, _both_k = k_first.read, k_first.update, k_first.update_and_read
+_read_v, _update_v, _both_v = v_first.read, v_first.update, v_first.update_and_read
+
+
+class Rows(NamedTuple):
+    """Scratch of one core: up to 64 tokens of a key head, and rows of one token."""
+
+    q: F32Array
+    """[64, Dk]; q, normalised where asked, times scale."""
+    k: F32Array
+    """[64, Dk]"""
+    kq: F32Array
+    """[64]; k . q of each token."""
+    delta: F32Array
+    """[Dv]; v, then beta (v - S^T k)."""
+    m: F32Array
+    """[Dv]; S^T k."""
+    p: F32Array
+    """[Dv]; S^T q."""
+    pair: F32Array
+    """[2]; results of a product of rows."""
+
+
+@kernel
+def take_rows(arena: F32Array, dk: int, dv: int) -> Rows:
+    """Return the rows of one arena (flat floats); each begins on a cache line."""
+    key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
+    q_end, k_end = CHUNK * key, 2 * CHUNK * key
+    rows = k_end + CHUNK
+    return Rows(
+        arena[:q_end].reshape(CHUNK, key)[:, :dk],
+        arena[q_end:k_end].reshape(CHUNK, key)[:, :dk],
+        arena[k_end:rows],
+        arena[rows : rows + dv],
+        arena[rows + value : rows + value + dv],
+        arena[rows + 2 * value : rows + 2 * value + dv],
+        arena[rows + 3 * value : rows + 3 * value + 16],
+    )
+
+
+def rows_bytes(dk: int, dv: int) -> int:
+    """Return the bytes of `Rows`."""
+    key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
+    return 4 * (2 * CHUNK * key + CHUNK + 3 * value + 16)
+
+
+@kernel
+def normalise(x: F32Array, i: int, pair: F32Array) -> None:
+    """x[i] = x[i] / sqrt(x[i] . x[i] + 1e-6)."""
+    row = x[i : i + 1]
+    _read_v(row, x[i], x[i], pair[:1], pair[1:2])
+    length = np.sqrt(pair[0] + _EPS)
+    for d in range(x.shape[1]):
+        x[i, d] = x[i, d] / length
+
+
+@kernel
+def load_tokens(q_rows: Words, k_rows: Words, kind: int, how: Any, rows: Rows) -> None:
+    """Fill q, k and kq with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale)."""
+    with_norm, scale = how
+    for i in range(q_rows.shape[0]):
+        widen_row(q_rows[i], kind, rows.q[i])
+        widen_row(k_rows[i], kind, rows.k[i])
+        if with_norm:
+            normalise(rows.q, i, rows.pair)
+            normalise(rows.k, i, rows.pair)
+        for d in range(rows.q.shape[1]):
+            rows.q[i, d] = rows.q[i, d] * scale
+        _read_v(rows.k[i : i + 1], rows.q[i], rows.q[i], rows.pair[:1], rows.pair[1:2])
+        rows.kq[i] = rows.pair[0]
+
+
+@kernel
+def finish_token(decay: np.float32, beta: np.float32, kq: np.float32, rows: Rows) -> None:
+    """delta = beta (v - a m), and p = a p + (k . q) delta, which is S'^T q of the updated state S'."""
+    for c in range(len(rows.delta)):
+        delta = beta * (rows.delta[c] - decay * rows.m[c])
+        rows.delta[c] = delta
+        rows.p[c] = decay * rows.p[c] + kq * delta
+
+
+class Tokens(NamedTuple):
+    """Global memory of one (sequence, value head) for up to 64 tokens, and its element kinds."""
+
+    v: Words
+    """[L, Dv, w]"""
+    g: Words
+    """[L, w]"""
+    beta: Words
+    """[L, w]"""
+    out: Words
+    """[L, Dv, w]"""
+    kinds: Any
+    """(kind of q, k, v and out; of g; of beta)"""
+
+
+@kernel
+def run_tokens(x: Tokens, source: F32Array, state: F32Array, ahead: F32Array, is_v_first: bool, rows: Rows) -> None:
+    """Run the tokens over a state that is read from `source` and left in `state` (which may be one).
+
+    State rows are keys [Dk, Dv], or values [Dv, Dk] where is_v_first. Every token computes the same numbers whether
+    it comes first, last or in between, so a run may be cut anywhere without a changed bit.
+    """
+    kind, g_kind, beta_kind = x.kinds
+    n_tokens = x.v.shape[0]
+    if is_v_first:
+        _read_v(source, rows.k[0], rows.q[0], rows.m, rows.p)
+    else:
+        _read_k(source, rows.k[0], rows.q[0], rows.m, rows.p)
+    for i in range(n_tokens):
+        decay = np.float32(_exp64(np.float64(widen(x.g[i], g_kind))))
+        widen_row(x.v[i], kind, rows.delta)
+        finish_token(decay, widen(x.beta[i], beta_kind), rows.kq[i], rows)
+        narrow_row(rows.p, kind, x.out[i])
+        last = i + 1 == n_tokens
+        following = i if last else i + 1
+        k_next, q_next = rows.k[following], rows.q[following]
+        if last and is_v_first:
+            _update_v(source, decay, rows.k[i], rows.delta, ahead, state)
+        elif last:
+            _update_k(source, decay, rows.k[i], rows.delta, ahead, state)
+        elif is_v_first:
+            _both_v(source, decay, rows.k[i], rows.delta, k_next, q_next, ahead, state, rows.m, rows.p)
+        else:
+            _both_k(source, decay, rows.k[i], rows.delta, k_next, q_next, ahead, state, rows.m, rows.p)
+        source = state
