@@ -3,19 +3,22 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import golden, memory
 from cgdr_numba.core.checks import Checks
-from cgdr_numba.core.contract import ChunkProblem
+from cgdr_numba.core.contract import Problem
 from cgdr_numba.core.dtypes import FLOAT32, FLOAT64, round_to
 from cgdr_numba.core.faithful import launch
 from cgdr_numba.core.faithful.arith import Arith
+from cgdr_numba.core.fast import launch as fast
 from cgdr_numba.core.threads import most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
 from cgdr_numba.sched.device import resolve
 from cgdr_numba.sched.plan import Plan, PlanKey, plan_chunk
+from cgdr_numba.sched.steps import plan_steps
 
 Array = NDArray[Any]
 
@@ -35,7 +38,18 @@ class Options:
     axpy: object
 
 
-def run(problem: ChunkProblem, options: Options) -> tuple[Array, Array]:
+@dataclass(frozen=True, slots=True)
+class RecurrentOptions:
+    """How a checked recurrent problem is to be run, as the caller said it."""
+
+    backend: object
+    threads: object
+    out_state: object
+    initial_state: object
+    """The initial state as it came, which out_state may be."""
+
+
+def run(problem: Problem, options: Options) -> tuple[Array, Array]:
     """Check the options, run the backend, and pass the states of empty sequences through.
 
     Returns out [B, T, Hv, Dv] and the final state seen as [N, Hv, Dv, Dk].
@@ -58,12 +72,11 @@ def run(problem: ChunkProblem, options: Options) -> tuple[Array, Array]:
         golden.run(problem, out, final_state)
     else:
         launch.run(problem, plan, arith, threads, out, final_state)
-    for n in np.flatnonzero(problem.sequences.length == 0):
-        final_state[n] = round_to(problem.state[n].astype(FLOAT64), final_state.dtype)
+    _pass_states_through(problem, final_state)
     return out, final_state
 
 
-def _results(problem: ChunkProblem, backend: str) -> tuple[Array, Array]:
+def _results(problem: Problem, backend: str) -> tuple[Array, Array]:
     """Return unwritten arrays for out [B, T, Hv, Dv] and the final state, seen as [N, Hv, Dv, Dk]."""
     dims = problem.dims
     dtype = problem.state_dtype
@@ -73,6 +86,89 @@ def _results(problem: ChunkProblem, backend: str) -> tuple[Array, Array]:
     if problem.state_v_first:
         return out, memory.empty((dims.n_sequences, dims.hv, dims.dv, dims.dk), dtype)
     return out, memory.empty((dims.n_sequences, dims.hv, dims.dk, dims.dv), dtype).swapaxes(2, 3)
+
+
+def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, Array]:
+    """Check the options and run the recurrent operator; returns out and the final state in the caller's layout."""
+    checks = Checks(problem.op)
+    if options.backend == "faithful":
+        raise UnsupportedError(f'{problem.op}: backend="faithful" is not offered; take "fast" or "golden"')
+    backend = checks.choice("backend", options.backend, ("fast", "golden"))
+    threads = _threads(checks, options.threads)
+    if backend == "golden":
+        if options.out_state is not None:
+            raise checks.error('`out_state` must be left out with backend="golden"')
+        out, seen = _results(problem, backend)
+        golden.run(problem, out, seen)
+        state = seen if problem.state_v_first else seen.swapaxes(2, 3)
+    else:
+        if problem.q.dtype == FLOAT64:
+            raise _float64_is_goldens(checks, options.backend)
+        state = _state_in_place(checks, problem, options)
+        out = memory.empty((*problem.v.shape[:2], problem.dims.hv, problem.dims.dv), problem.q.dtype)
+        plan = plan_steps(problem.dims, problem.lengths, threads or numba.get_num_threads())
+        fast.run_steps(problem, plan, threads, out, state)
+        seen = state if problem.state_v_first else state.swapaxes(2, 3)
+    _pass_states_through(problem, seen)
+    return out, state
+
+
+def _state_in_place(checks: Checks, problem: Problem, options: RecurrentOptions) -> Array:
+    """Return out_state after its checks, or a new array for the final state, in the caller's layout."""
+    dims = problem.dims
+    axes, widths = (
+        ("N, Hv, Dv, Dk", (dims.dv, dims.dk)) if problem.state_v_first else ("N, Hv, Dk, Dv", (dims.dk, dims.dv))
+    )
+    shape = (dims.n_sequences, dims.hv, *widths)
+    if options.out_state is None:
+        return memory.empty(shape, FLOAT32)
+    state = checks.array("out_state", options.out_state)
+    checks.rank("out_state", state, axes)
+    checks.shape("out_state", state, axes, shape)
+    if state.dtype != FLOAT32:
+        raise DtypeError(f"{checks.op}: `out_state` must be float32, got {state.dtype}")
+    if not state.flags.writeable:
+        raise checks.error("`out_state` must be writable, got a read-only array")
+    if state.shape[3] > 1 and state.strides[3] != 4:
+        raise checks.error(
+            f"`out_state` must have adjacent elements on its last axis, got a stride of {state.strides[3]}"
+        )
+    if np.lib.array_utils.byte_bounds(state)[1] - np.lib.array_utils.byte_bounds(state)[0] < state.nbytes:
+        raise checks.error("`out_state` must not overlap itself, got a broadcast array")
+    is_initial = options.initial_state is not None and _same_memory(state, options.initial_state)
+    inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g, "beta": problem.beta}
+    inputs |= {} if is_initial else {"initial_state": problem.state}
+    for name, array in inputs.items():
+        if np.may_share_memory(state, array) and np.shares_memory(state, array):
+            raise checks.error(
+                f"`out_state` must be initial_state itself or share no memory with inputs, got some of `{name}`"
+            )
+    return state
+
+
+def _same_memory(a: Array, b: Any) -> bool:
+    """Return whether two arrays are the same elements in the same places."""
+    return bool(
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.strides == b.strides
+        and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+    )
+
+
+def _pass_states_through(problem: Problem, final_state: Array) -> None:
+    """Copy the states of sequences without tokens; final_state is seen as [N, Hv, Dv, Dk]."""
+    if 0 in problem.lengths:
+        for n in np.flatnonzero(problem.sequences.length == 0):
+            final_state[n] = round_to(problem.state[n].astype(FLOAT64), final_state.dtype)
+
+
+def _float64_is_goldens(checks: Checks, backend: object) -> DtypeError:
+    """Return the error for float64 tensors on other backends."""
+    return DtypeError(
+        f"{checks.op}: float64 q, k and v are golden's only, and `backend` is {backend!r}: "
+        "cast them, for example q.astype(np.float32)"
+    )
 
 
 def _threads(checks: Checks, value: object) -> int | None:
@@ -86,13 +182,10 @@ def _threads(checks: Checks, value: object) -> int | None:
     return int(value)
 
 
-def _plan(checks: Checks, problem: ChunkProblem, options: Options) -> Plan:
+def _plan(checks: Checks, problem: Problem, options: Options) -> Plan:
     """Return the caller's plan after its check, or a new one for the target."""
     if problem.q.dtype == FLOAT64:
-        raise DtypeError(
-            f"{checks.op}: float64 q, k and v are golden's only, and `backend` is {options.backend!r}: "
-            "cast them, for example q.astype(np.float32)"
-        )
+        raise _float64_is_goldens(checks, options.backend)
     key = PlanKey(problem.dims, problem.lengths, problem.q.dtype.name)
     plan = options.plan
     if plan is None:

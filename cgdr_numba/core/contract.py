@@ -72,7 +72,7 @@ class Arrays(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkProblem:
+class Problem:
     """A checked call in canonical form. All arrays are views of what came, or zero-stride constants."""
 
     op: str
@@ -105,9 +105,9 @@ class ChunkProblem:
         return tuple(self.sequences.length.tolist())
 
 
-def fla_chunk_problem(
+def fla_problem(
     op: str, tensors: Tensors, *, scale: object, normalise: object, state_v_first: object, cu_seqlens: object
-) -> ChunkProblem:
+) -> Problem:
     """Check a call of the fla family ([B, T, H, D], cu_seqlens, either state layout) and return its problem."""
     checks = Checks(op)
     v_first = checks.flag("state_v_first", state_v_first)
@@ -126,7 +126,7 @@ def fla_chunk_problem(
         if not v_first:
             arrays = arrays._replace(state=arrays.state.swapaxes(2, 3))
     _check_dtypes(checks, FLA, arrays)
-    return ChunkProblem(
+    return Problem(
         op=op,
         dims=dims,
         sequences=sequences,
@@ -138,7 +138,7 @@ def fla_chunk_problem(
     )
 
 
-def cann_chunk_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths: object) -> ChunkProblem:
+def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths: object) -> Problem:
     """Check a call of the CANN family ([T, H, D], lengths, V-first state) and return its problem."""
     checks = Checks(op)
     arrays = _arrays(checks, CANN, tensors, optional=("g",))
@@ -153,7 +153,7 @@ def cann_chunk_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_l
         checks.rank(CANN.state, arrays.state, axes)
         checks.shape(CANN.state, arrays.state, axes, (dims.n_sequences, dims.hv, dims.dv, dims.dk))
     _check_dtypes(checks, CANN, arrays)
-    return ChunkProblem(
+    return Problem(
         op=op,
         dims=dims,
         sequences=sequences,

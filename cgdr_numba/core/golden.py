@@ -11,10 +11,10 @@ from cgdr_numba.core.l2norm import l2norm
 from cgdr_numba.core.ragged import value_to_key_head
 
 if TYPE_CHECKING:
-    from cgdr_numba.core.contract import ChunkProblem
+    from cgdr_numba.core.contract import Problem
 
 
-def run(problem: "ChunkProblem", out: NDArray[Any], final_state: NDArray[Any]) -> None:
+def run(problem: "Problem", out: NDArray[Any], final_state: NDArray[Any]) -> None:
     """Compute every (sequence, value head) by itself and round the results once, into out's and final_state's dtypes.
 
     Writes out [B, T, Hv, Dv] and final_state [N, Hv, Dv, Dk].

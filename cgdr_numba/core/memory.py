@@ -29,5 +29,10 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 def allocate(n_bins: int, ub_bytes: int, workspace_shape: tuple[int, ...]) -> Scratch:
     """Return all scratch of one call: an arena of ub_bytes a bin, and the workspace."""
-    floats = -(-ub_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // 4
-    return Scratch(empty((n_bins, floats), np.float32), empty(workspace_shape, np.float32))
+    return Scratch(scratch(n_bins, ub_bytes), empty(workspace_shape, np.float32))
+
+
+def scratch(n_bins: int, n_bytes: int) -> NDArray[np.float32]:
+    """Return an arena of n_bytes a bin, [n_bins, floats], each on a cache line of its own."""
+    floats = -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES // 4
+    return empty((n_bins, floats), np.float32)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import cgdr_numba
 from cgdr_numba.core.checks import Checks
-from cgdr_numba.core.contract import ChunkProblem, Tensors, cann_chunk_problem
+from cgdr_numba.core.contract import Problem, Tensors, cann_problem
 from cgdr_numba.core.dtypes import KINDS
 from cgdr_numba.errors import ContractError, DtypeError, UnsupportedError
 from cgdr_numba.ops import Backend, npu_chunk_gated_delta_rule
@@ -49,12 +49,12 @@ class RecordedCall:
     metadata: Mapping[str, str]
     """Everything else that was written beside the arrays."""
 
-    def problem(self) -> ChunkProblem:
+    def problem(self) -> Problem:
         """Return the call after every check of the operator's contract; messages begin with the source."""
         names = ("query", "key", "value", "g", "beta", "initial_state")
         tensors = Tensors(*(self.arrays.get(name) for name in names))
         lengths = self.arrays["actual_seq_lengths"]
-        return cann_chunk_problem(self.source, tensors, scale=self.scale, actual_seq_lengths=lengths)
+        return cann_problem(self.source, tensors, scale=self.scale, actual_seq_lengths=lengths)
 
 
 def load_call(path: str | Path) -> RecordedCall:

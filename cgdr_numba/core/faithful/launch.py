@@ -14,12 +14,12 @@ from cgdr_numba.core.l2norm import l2norm
 from cgdr_numba.core.threads import numba_threads
 
 if TYPE_CHECKING:
-    from cgdr_numba.core.contract import ChunkProblem
+    from cgdr_numba.core.contract import Problem
     from cgdr_numba.sched.plan import Plan
 
 
 def run(
-    problem: "ChunkProblem",
+    problem: "Problem",
     plan: "Plan",
     arith: Arith | None,
     threads: int | None,

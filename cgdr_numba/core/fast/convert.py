@@ -108,7 +108,7 @@ def _row_intrinsic(to_float: bool) -> Any:
     """Return an intrinsic over (words [n, w] with elements next to one another, kind, floats [n])."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def emitted(_typing_context: Any, words: Any, kind: Any, floats: Any) -> Any:
+    def emitted(_typing_context: Any, words: Any, _kind: Any, floats: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             words_array = context.make_array(signature.args[0])(context, builder, values[0])
             floats_array = context.make_array(signature.args[2])(context, builder, values[2])

@@ -35,7 +35,7 @@ def _emit(builder: Any, given: dict[str, Any]) -> None:
 
 
 def _emit_block(builder: Any, given: dict[str, Any], begin: Any, lanes: Lanes, n_vectors: int) -> None:
-    """Emit all rows of n_vectors * lanes.n columns from `begin` on; the pass has the halves whose operands are given."""
+    """Emit all rows of n_vectors * lanes.n columns from `begin` on; operands given say which halves the pass has."""
     places = [builder.add(begin, INDEX(i * lanes.n)) for i in range(n_vectors)]
     updates, reads = "delta" in given, "m" in given
     decay = lanes.splat(given["decay"]) if updates else None

@@ -10,9 +10,9 @@ from cgdr_numba.core.fast.simd import INDEX
 
 
 def pass_intrinsic(names: tuple[str, ...], emit: Callable[[Any, dict[str, Any]], None]) -> Any:
-    """Return an intrinsic over a tuple of the operands `names`: float32 arrays contiguous within rows, but `decay`, a float32.
+    """Return an intrinsic over a tuple of the operands `names`: float32 arrays, but `decay`, a float32.
 
-    `emit` takes the builder and the operands by name: addresses of arrays, `decay`'s value, n_rows, n_columns and
+    Rows of arrays are contiguous. `emit` takes the builder and the operands by name: addresses of arrays, `decay`'s value, n_rows, n_columns and
     stride of the array `state`, and out_stride where there is an `out`. Strides count floats.
     """
 
@@ -20,10 +20,13 @@ def pass_intrinsic(names: tuple[str, ...], emit: Callable[[Any, dict[str, Any]],
     def emitted(_typing_context: Any, operands: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             values = cgutils.unpack_tuple(builder, arguments[0])
-            given = {}
+            given: dict[str, Any] = {}
             for name, kind, value in zip(names, operands, values, strict=True):
-                array = None if name == "decay" else context.make_array(kind)(context, builder, value)
-                given[name] = value if array is None else array.data
+                if name == "decay":
+                    given[name] = value
+                    continue
+                array = context.make_array(kind)(context, builder, value)
+                given[name] = array.data
                 if name in ("state", "out"):
                     stride = builder.sdiv(builder.extract_value(array.strides, 0), INDEX(4))
                     given["stride" if name == "state" else "out_stride"] = stride

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import CHUNK
+from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.exp64 import exp64
 from cgdr_numba.core.fast import k_first, v_first
 from cgdr_numba.core.fast.convert import narrow_row, widen_row
 from cgdr_numba.core.jit import kernel
-from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.l2norm import L2NORM_EPS
 
 F32Array = NDArray[np.float32]
@@ -92,7 +92,7 @@ def load_tokens(q_rows: Words, k_rows: Words, kind: int, how: Any, rows: Rows) -
 
 @kernel
 def finish_token(decay: np.float32, beta: np.float32, kq: np.float32, rows: Rows) -> None:
-    """delta = beta (v - a m), and p = a p + (k . q) delta, which is S'^T q of the updated state S'."""
+    """Delta = beta (v - a m), and p = a p + (k . q) delta, which is S'^T q of the updated state S'."""
     for c in range(len(rows.delta)):
         delta = beta * (rows.delta[c] - decay * rows.m[c])
         rows.delta[c] = delta

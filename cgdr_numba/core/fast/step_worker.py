@@ -56,9 +56,7 @@ class StepOperands(NamedTuple):
 
 
 @kernel
-def run_item(
-    n: int, key_head: int, tokens: Any, x: StepOperands, call: Any, rows: Rows
-) -> None:
+def run_item(n: int, key_head: int, tokens: Any, x: StepOperands, call: Any, rows: Rows) -> None:
     """All tokens of one (sequence, key head), over the states of the value heads that it serves."""
     dims, kinds, flags, scale = call
     row, start, length = tokens

@@ -40,7 +40,7 @@ def _emit_block(builder: Any, given: dict[str, Any], rows: list[Any]) -> None:
     tail = builder.mul(n_vectors, INDEX(wide.n))
     totals: dict[str, list[Any]] = {}
     for lanes, start, end in ((wide, INDEX(0), n_vectors), (single, tail, given["n_columns"])):
-        sums = {name: [lanes.variable() for _ in rows] for name in ("m", "p") if name in given}
+        sums = {name: [lanes.variable() for _ in rows] for name in ["m", "p"] if name in given}
         with cgutils.for_range(builder, end, start=start) as loop:
             _emit_vectors(builder, given, rows, builder.mul(loop.index, INDEX(lanes.n)), (lanes, sums))
         for name, parts in sums.items():
@@ -55,7 +55,7 @@ def _emit_block(builder: Any, given: dict[str, Any], rows: list[Any]) -> None:
 def _emit_vectors(builder: Any, given: dict[str, Any], rows: list[Any], place: Any, target: Any) -> None:
     """Emit one vector of every row, from column `place` on."""
     lanes, sums = target
-    shared = {name: lanes.load(given[name], place) for name in ("k", "k_next", "q_next") if name in given}
+    shared = {name: lanes.load(given[name], place) for name in ["k", "k_next", "q_next"] if name in given}
     decay = lanes.splat(given["decay"]) if "delta" in given else None
     for i, row in enumerate(rows):
         value = lanes.load(given["state"], builder.add(builder.mul(row, given["stride"]), place))
@@ -66,10 +66,9 @@ def _emit_vectors(builder: Any, given: dict[str, Any], rows: list[Any], place: A
             lanes.store(value, given["out"], where)
             if lanes.n > 1:
                 prefetch(builder, given["ahead"], where, 2)
-        for name, factors in (("m", "k_next"), ("p", "q_next")):
-            if name in sums:
-                total = sums[name][i]
-                builder.store(lanes.multiply_add(shared[factors], value, builder.load(total)), total)
+        for name, totals in sums.items():
+            factor = shared["k_next" if name == "m" else "q_next"]
+            builder.store(lanes.multiply_add(factor, value, builder.load(totals[i])), totals[i])
 
 
 _read = pass_intrinsic(("state", "k_next", "q_next", "m", "p"), _emit)

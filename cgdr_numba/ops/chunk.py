@@ -1,17 +1,16 @@
-"""The public functions: fla's names and layouts, and CANN's, over one contract."""
+"""The chunked operator (prefill): fla's names and layouts, and CANN's."""
 
-from typing import Any, Final, Literal, Never
+from typing import Any, Literal, Never
 
 from numpy.typing import NDArray
 
-from cgdr_numba.backends import BACKENDS, Options, run
+from cgdr_numba.backends import Options, run
 from cgdr_numba.core.checks import Checks
-from cgdr_numba.core.contract import Tensors, cann_chunk_problem, fla_chunk_problem
+from cgdr_numba.core.contract import Tensors, cann_problem, fla_problem
 from cgdr_numba.errors import UnsupportedError
+from cgdr_numba.ops.keywords import refuse_unknown
 from cgdr_numba.sched.device import DeviceSpec
 from cgdr_numba.sched.plan import Plan
-
-__all__ = ["BACKENDS", "Backend", "chunk_gated_delta_rule", "npu_chunk_gated_delta_rule"]
 
 Array = NDArray[Any]
 Backend = Literal["golden", "faithful"]
@@ -102,7 +101,7 @@ def chunk_gated_delta_rule(
         ([3.0, 2.75, 3.6875], 3.6875)
     """
     op = "chunk_gated_delta_rule"
-    _refuse_unknown(op, unknown)
+    refuse_unknown(op, unknown)
     asked = {
         "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
         "use_gate_in_kernel": use_gate_in_kernel,
@@ -114,7 +113,7 @@ def chunk_gated_delta_rule(
         if Checks(op).flag(name, value):
             raise UnsupportedError(f"{op}: `{name}` is not offered yet: pass g as the log decay and beta as it is used")
     wants_state = Checks(op).flag("output_final_state", output_final_state)
-    problem = fla_chunk_problem(
+    problem = fla_problem(
         op,
         Tensors(q, k, v, g, beta, initial_state),
         scale=scale,
@@ -189,7 +188,7 @@ def npu_chunk_gated_delta_rule(
         >>> bool((out == v).all()), bool((state[0, 0].T == v[:, 0]).all())
         (True, True)
     """
-    problem = cann_chunk_problem(
+    problem = cann_problem(
         "npu_chunk_gated_delta_rule",
         Tensors(query, key, value, g, beta, initial_state),
         scale=scale,
@@ -197,21 +196,3 @@ def npu_chunk_gated_delta_rule(
     )
     out, state = run(problem, Options(backend, target, plan, threads, overflow, axpy))
     return out[0], state
-
-
-_FLA_ONLY: Final = {
-    "head_first": "tensors are [B, T, H, D] here, as in fla",
-    "chunk_size": "the chunk is 64 tokens, as in the kernel",
-    "transpose_state_layout": "this is fla's deprecated name of state_v_first",
-    "cu_seqlens_cpu": "cu_seqlens is all that a CPU needs",
-    "chunk_indices": "the plan makes its own work items",
-    "cp_context": "context parallelism is not offered",
-}
-"""What fla's further keywords mean, and why they are not taken."""
-
-
-def _refuse_unknown(op: str, unknown: dict[str, Never]) -> None:
-    """Raise TypeError for keywords outside of the signature; say so where fla knows them."""
-    for name in unknown:
-        reason = f" (known to fla: {_FLA_ONLY[name]})" if name in _FLA_ONLY else ""
-        raise TypeError(f"{op}() got an unexpected keyword argument '{name}'{reason}")

@@ -1,0 +1,20 @@
+"""Keywords that the public functions do not take."""
+
+from typing import Final, Never
+
+_FLA_ONLY: Final = {
+    "head_first": "tensors are [B, T, H, D] here, as in fla",
+    "chunk_size": "the chunk is 64 tokens, as in the kernel",
+    "transpose_state_layout": "this is fla's deprecated name of state_v_first",
+    "cu_seqlens_cpu": "cu_seqlens is all that a CPU needs",
+    "chunk_indices": "the plan makes its own work items",
+    "cp_context": "context parallelism is not offered",
+}
+"""What fla's further keywords mean, and why they are not taken."""
+
+
+def refuse_unknown(op: str, unknown: dict[str, Never]) -> None:
+    """Raise TypeError for keywords outside of the signature; say so where fla knows them."""
+    for name in unknown:
+        reason = f" (known to fla: {_FLA_ONLY[name]})" if name in _FLA_ONLY else ""
+        raise TypeError(f"{op}() got an unexpected keyword argument '{name}'{reason}")
