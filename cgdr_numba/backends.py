@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +13,7 @@ from cgdr_numba.core.dtypes import FLOAT32, FLOAT64, round_to
 from cgdr_numba.core.faithful import launch
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.fast import launch as fast
-from cgdr_numba.core.threads import most_threads
+from cgdr_numba.core.threads import current_threads, most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
 from cgdr_numba.sched.device import resolve
 from cgdr_numba.sched.plan import Plan, PlanKey, plan_chunk
@@ -106,7 +105,7 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
             raise _float64_is_goldens(checks, options.backend)
         state = _state_in_place(checks, problem, options)
         out = memory.empty((*problem.v.shape[:2], problem.dims.hv, problem.dims.dv), problem.q.dtype)
-        plan = plan_steps(problem.dims, problem.lengths, threads or numba.get_num_threads())
+        plan = plan_steps(problem.dims, problem.lengths, threads or current_threads())
         fast.run_steps(problem, plan, threads, out, state)
         seen = state if problem.state_v_first else state.swapaxes(2, 3)
     _pass_states_through(problem, seen)

@@ -26,6 +26,8 @@ class Checks:
 
     def array(self, name: str, value: object) -> NDArray[Any]:
         """Return `value` if it is a plain NumPy array in native byte order."""
+        if type(value) is np.ndarray and value.dtype.isnative:
+            return value
         if not isinstance(value, np.ndarray):
             kind = type(value)
             raise DtypeError(f"{self.op}: `{name}` must be a NumPy array, got {kind.__module__}.{kind.__qualname__}")
@@ -37,13 +39,13 @@ class Checks:
 
     def rank(self, name: str, array: NDArray[Any], axes: str) -> None:
         """Refuse an array with another number of axes than `axes` ("T, Hk, Dk") names."""
-        n_axes = len(axes.split(","))
+        n_axes = axes.count(",") + 1
         if array.ndim != n_axes:
             raise self.error(f"`{name}` must be [{axes}] ({n_axes} axes), got {array.ndim} axes: {list(array.shape)}")
 
     def shape(self, name: str, array: NDArray[Any], axes: str, expected: Sequence[int]) -> None:
         """Refuse an array of another shape than `expected`."""
-        if tuple(array.shape) != tuple(expected):
+        if array.shape != tuple(expected):
             raise self.error(f"`{name}` must be [{axes}] = {list(expected)}, got {list(array.shape)}")
 
     def floating(self, name: str, array: NDArray[Any]) -> None:
@@ -79,7 +81,9 @@ class Checks:
 
     def flag(self, name: str, value: object) -> bool:
         """Return a switch; only True and False (Python's or NumPy's) are taken."""
-        if not isinstance(value, (bool, np.bool_)):
+        if value is True or value is False:
+            return value
+        if not isinstance(value, np.bool_):
             raise DtypeError(f"{self.op}: `{name}` must be True or False, got {value!r}")
         return bool(value)
 

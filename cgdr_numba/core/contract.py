@@ -167,10 +167,10 @@ def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths
 
 def _arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str, ...]) -> Arrays:
     """Return the tensors after the check of their types; the optional ones may be None."""
-    checked = (
-        None if value is None and ours in optional else checks.array(getattr(names, ours), value)
-        for ours, value in zip(tensors._fields, tensors, strict=True)
-    )
+    checked = [
+        None if value is None and ours in optional else checks.array(name, value)
+        for ours, value, name in zip(tensors._fields, tensors, names, strict=False)
+    ]
     return Arrays(*checked)  # type: ignore[arg-type]
 
 
@@ -248,10 +248,12 @@ def _short(values: NDArray[np.int64]) -> str:
 
 def _filled(arrays: Arrays, dims: Dims) -> dict[str, Any]:
     """Return the arrays by name, with constants of zero stride for what was not given."""
+    full: dict[str, Any] = arrays._asdict()
+    if arrays.g is not None and arrays.beta is not None and arrays.state is not None:
+        return full
     gates = (*arrays.q.shape[:2], dims.hv)
     state = (dims.n_sequences, dims.hv, dims.dv, dims.dk)
     constants = {"g": (0.0, gates), "beta": (1.0, gates), "state": (0.0, state)}
-    full: dict[str, Any] = arrays._asdict()
     for name, (constant, shape) in constants.items():
         if full[name] is None:
             full[name] = np.broadcast_to(np.array(constant, FLOAT32), shape)

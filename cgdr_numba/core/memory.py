@@ -1,5 +1,6 @@
 """Where arrays come from: every result and every scratch array of a call is allocated here."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,9 @@ class Scratch(NamedTuple):
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an uninitialised C-contiguous array that begins on a cache line."""
     kind = np.dtype(dtype)
-    n_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    buffer = np.empty(n_bytes + ALIGNMENT_BYTES, np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT_BYTES
-    return buffer[start : start + n_bytes].view(kind).reshape(shape)
+    buffer = np.empty(math.prod(shape) * kind.itemsize + ALIGNMENT_BYTES, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % ALIGNMENT_BYTES
+    return np.ndarray(shape, kind, buffer, start)
 
 
 def allocate(n_bins: int, ub_bytes: int, workspace_shape: tuple[int, ...]) -> Scratch:

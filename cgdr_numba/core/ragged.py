@@ -1,5 +1,6 @@
 """Sequences of unequal length: where each begins, and which key head serves a value head."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ def packed(lengths: NDArray[np.int64]) -> Sequences:
     return Sequences(np.zeros(len(sizes), np.int64), starts, sizes)
 
 
+@functools.lru_cache(maxsize=64)
 def dense(n_rows: int, n_tokens: int) -> Sequences:
-    """Return one sequence of n_tokens a batch row."""
+    """Return one sequence of n_tokens a batch row; nobody writes into the arrays, so calls may share them."""
     rows = np.arange(n_rows, dtype=np.int64)
     return Sequences(rows, np.zeros(n_rows, np.int64), np.full(n_rows, n_tokens, np.int64))
 

@@ -11,13 +11,18 @@ def most_threads() -> int:
     return int(numba.config.NUMBA_NUM_THREADS)
 
 
+def current_threads() -> int:
+    """Return numba's number of threads for the calling thread."""
+    return 1 if numba.config.DISABLE_JIT else int(numba.get_num_threads())
+
+
 @contextmanager
 def numba_threads(n_threads: int | None) -> Iterator[None]:
     """Run the block on n_threads numba threads (None: as the calling thread has it), then put the number back."""
-    if n_threads is None or numba.config.DISABLE_JIT:
+    before = current_threads()
+    if n_threads is None or n_threads == before or numba.config.DISABLE_JIT:
         yield
         return
-    before = numba.get_num_threads()
     numba.set_num_threads(n_threads)
     try:
         yield

@@ -12,7 +12,8 @@ from cgdr_numba.core.fast.simd import INDEX
 def pass_intrinsic(names: tuple[str, ...], emit: Callable[[Any, dict[str, Any]], None]) -> Any:
     """Return an intrinsic over a tuple of the operands `names`: float32 arrays, but `decay`, a float32.
 
-    Rows of arrays are contiguous. `emit` takes the builder and the operands by name: addresses of arrays, `decay`'s value, n_rows, n_columns and
+    Rows of arrays are contiguous. `emit` takes the builder and the operands by name: addresses of arrays, `decay`'s
+    value, n_rows, n_columns and
     stride of the array `state`, and out_stride where there is an `out`. Strides count floats.
     """
 

@@ -11,6 +11,7 @@ from cgdr_numba.core.dims import CHUNK, Dims
 from cgdr_numba.core.fast.convert import widen_row
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_tokens, take_rows
 from cgdr_numba.core.jit import Entry, kernel
+from cgdr_numba.core.ragged import Sequences
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -89,6 +90,17 @@ def run_item(n: int, key_head: int, tokens: Any, x: StepOperands, call: Any, row
             )
 
 
+@kernel
+def run_bin(b: int, work: Any, sequences: Sequences, x: StepOperands, call: Any, arena: F32Array) -> None:
+    """All items of bin b, one after another, in one arena."""
+    items, bin_ptr = work
+    rows = take_rows(arena, call[0].dk, call[0].dv)
+    for i in range(bin_ptr[b], bin_ptr[b + 1]):
+        n = items[i, 0]
+        tokens = (sequences.row[n], sequences.start[n], sequences.length[n])
+        run_item(n, items[i, 1], tokens, x, call, rows)
+
+
 def _walk_steps(
     q: Words,
     k: Words,
@@ -111,12 +123,15 @@ def _walk_steps(
     final_state: F32Array,
 ) -> None:
     """Walk every bin's items [n, 2] (sequence, key head) in an arena of its own; bins share nothing that they write."""
-    for b in numba.prange(len(bin_ptr) - 1):
+    if len(bin_ptr) == 2:
+        # One bin needs no threads, and waking them would cost more than a small call.
         operands = StepOperands(q, k, v, g, beta, state_words, state, out, final_state)
-        rows = take_rows(arenas[b], dims.dk, dims.dv)
-        for i in range(bin_ptr[b], bin_ptr[b + 1]):
-            n = items[i, 0]
-            run_item(n, items[i, 1], (row[n], start[n], length[n]), operands, (dims, kinds, flags, scale), rows)
+        run_bin(0, (items, bin_ptr), Sequences(row, start, length), operands, (dims, kinds, flags, scale), arenas[0])
+    else:
+        for b in numba.prange(len(bin_ptr) - 1):
+            operands = StepOperands(q, k, v, g, beta, state_words, state, out, final_state)
+            call = (dims, kinds, flags, scale)
+            run_bin(b, (items, bin_ptr), Sequences(row, start, length), operands, call, arenas[b])
 
 
 def _argument_types() -> tuple[Any, ...]:
