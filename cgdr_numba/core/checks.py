@@ -65,7 +65,7 @@ class Checks:
         if isinstance(value, np.ndarray):
             array = self.array(name, value)
         elif isinstance(value, (list, tuple, range)):
-            array = np.array(value, dtype=None if len(value) else np.int64)
+            array = self._from_sequence(name, value)
         else:
             kind = type(value)
             raise DtypeError(
@@ -78,6 +78,15 @@ class Checks:
         if array.size and int(array.max()) > np.iinfo(np.int64).max:
             raise self.error(f"`{name}` must fit in int64, got {int(array.max())}")
         return array.astype(np.int64)
+
+    def _from_sequence(self, name: str, value: Sequence[object]) -> NDArray[Any]:
+        """Return a list of integers as an array; what NumPy would turn into floats or objects is named instead."""
+        for entry in value:
+            if not isinstance(entry, (int, np.integer)) or isinstance(entry, bool):
+                raise DtypeError(f"{self.op}: `{name}` must hold integers, got {entry!r}")
+            if not -(2**63) <= entry < 2**63:
+                raise self.error(f"`{name}` must fit in int64, got {entry}")
+        return np.array(value, dtype=np.int64)
 
     def flag(self, name: str, value: object) -> bool:
         """Return a switch; only True and False (Python's or NumPy's) are taken."""

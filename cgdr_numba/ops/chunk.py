@@ -155,7 +155,8 @@ def npu_chunk_gated_delta_rule(
         initial_state: [N, Nv, Dv, Dk], any float dtype.
         actual_seq_lengths: Tokens of each sequence [N], integers with the sum T (lengths, not running sums).
         scale: Factor on query; None means 1.0, as CANN has it (not Dk^-0.5).
-        g: Natural log of the decay [T, Nv], any float dtype, rounded to float32 by faithful. None means zeros.
+        g: Natural log of the decay [T, Nv], any float dtype; faithful rounds it to float32, where numbers below
+            -3.4e38 become -inf. None means zeros.
         backend: "faithful" (default) or "golden".
         target: As in `chunk_gated_delta_rule`.
         plan: As in `chunk_gated_delta_rule`.

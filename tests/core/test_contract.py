@@ -76,6 +76,8 @@ LENGTHS = [
     ([0, 4], r"got \[0, 4\]"),
     ([0, 4, 2, 5], r"got \[0, 4, 2, 5\]"),
     ([0, -1, 5], r"got \[0, -1, 5\]"),
+    ([0, 2**63], r"`cu_seqlens` must fit in int64, got 9223372036854775808"),
+    ([0, -(2**70)], r"`cu_seqlens` must fit in int64, got -1180591620717411303424"),
     (np.array([[0, 5]]), r"`cu_seqlens` must have one axis, got 2 axes: \[1, 2\]"),
     (np.array([0, 2**64 - 1], np.uint64), r"`cu_seqlens` must fit in int64, got 18446744073709551615"),
     (list(range(6)) + [5] * 20 + [6], r"got \[0, 1, 2, 3, 4, 5, \.\.\., 5, 5, 5, 5, 6\] \(27 values\)"),
@@ -93,7 +95,10 @@ DTYPES = [
     ({"k": ones(1, T, HK, DK, dtype=np.float16)}, r"`k` must have the dtype of `q`, float32, got float16"),
     ({"v": ones(1, T, HV, DV, dtype=np.float64)}, r"`v` must have the dtype of `q`, float32, got float64"),
     ({"cu_seqlens": np.array([0.0, 5.0])}, r"`cu_seqlens` must hold integers, got float64"),
-    ({"cu_seqlens": [False, True]}, r"`cu_seqlens` must hold integers, got bool"),
+    ({"cu_seqlens": [False, True]}, r"`cu_seqlens` must hold integers, got False"),
+    ({"cu_seqlens": [[0, 1], [3]]}, r"`cu_seqlens` must hold integers, got \[0, 1\]"),
+    ({"cu_seqlens": [0, 5.0]}, r"`cu_seqlens` must hold integers, got 5.0"),
+    ({"cu_seqlens": np.array([False, True])}, r"`cu_seqlens` must hold integers, got bool"),
     ({"cu_seqlens": 5}, r"`cu_seqlens` must be a vector of integers, got builtins.int"),
     ({"scale": "1"}, r"`scale` must be a real number or None, got '1'"),
     ({"scale": True}, r"`scale` must be a real number or None, got True"),
@@ -241,11 +246,17 @@ def test_plan_must_match_and_excludes_target_and_threads() -> None:
             chunk_gated_delta_rule(**fla_call(backend="faithful", plan=plan, **{name: value}))
 
 
-@pytest.mark.parametrize("scale", [2, np.float32(0.5), np.float64(0.25), np.int64(3), float("nan")])
+@pytest.mark.parametrize("scale", [2, 1e300, np.float32(0.5), np.float64(0.25), np.int64(3), float("nan")])
 def test_any_real_scale_is_taken(scale: Any) -> None:
     out, _ = chunk_gated_delta_rule(**fla_call(scale=scale))
     one, _ = chunk_gated_delta_rule(**fla_call(scale=1.0))
-    np.testing.assert_allclose(out, one * np.float32(scale), rtol=1e-6)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(out, one * np.float32(scale), rtol=1e-6)
+
+
+def test_a_scale_beyond_float32_is_infinite_in_faithful() -> None:
+    out, _ = chunk_gated_delta_rule(**fla_call(scale=1e300, backend="faithful"))
+    assert not np.isfinite(out).any()
 
 
 def test_value_domains_are_never_errors(backend: str) -> None:

@@ -66,8 +66,11 @@ def test_t070_threads_outside_of_the_range_are_refused(backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_t116_work_of_unequal_pieces_has_no_races(backend: str) -> None:
-    lengths = (1, 17, 64, 0, 65, 3, 130, 2, 31, 8, 70, 5, 40)
+@pytest.mark.parametrize(
+    "lengths", [(1, 17, 64, 0, 65, 3, 130, 2, 31, 8, 70, 5, 40), (200,)], ids=["13-pieces", "one-piece"]
+)
+def test_t116_work_of_unequal_pieces_has_no_races(backend: str, lengths: tuple[int, ...]) -> None:
+    # One long piece has all of its heads, and what they carry from chunk to chunk, at work at the same time.
     case = make_case(116, t=sum(lengths), heads=(7, 7), dims=(16, 8), cu=np.cumsum((0, *lengths)))
     alone = run_fla(case, backend, threads=1)
     for _ in range(50):
@@ -80,8 +83,9 @@ def digest(case: Case) -> str:
 
 
 @both_families
-def test_t098_calling_twice_changes_nothing(backend: str, run: Any) -> None:
-    case = make_case(98, t=67, heads=(2, 4), dims=(9, 7))
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_t098_calling_twice_changes_nothing(backend: str, run: Any, dtype: type) -> None:
+    case = make_case(98, t=67, heads=(2, 4), dims=(9, 7), dtype=dtype)
     before = digest(case)
     first = run(case, backend)
     kept = first._replace(out=first.out.copy(), state=first.state.copy())
@@ -89,6 +93,14 @@ def test_t098_calling_twice_changes_nothing(backend: str, run: Any) -> None:
     run(make_case(99, t=5, heads=(3, 3), dims=(20, 30)), backend)
     assert_same_bits(run(case, backend), kept)
     assert_same_bits(first, kept)
+    assert digest(case) == before
+
+
+@both_families
+def test_t098_float64_inputs_are_not_worked_in(run: Any) -> None:
+    case = make_case(98, t=5, dtype=np.float64)
+    before = digest(case)
+    run(case, "golden")
     assert digest(case) == before
 
 

@@ -36,6 +36,9 @@ def run(
     inputs = (q, k, problem.v, problem.g, problem.beta, problem.state)
     kinds = Kinds(*(KINDS[x.dtype] for x in (q, problem.g, problem.beta, problem.state, final_state)))
     scratch = memory.allocate(plan.n_bins, plan.tiling.ledger.total_bytes, plan.workspace_shape())
+    # A factor beyond float32 becomes infinite, as any number that is rounded to float32 does here.
+    with np.errstate(over="ignore"):
+        scale = np.float32(problem.scale)
     with numba_threads(threads):
         launch = walk_bins if arith is None else walk_bins_optioned
         launch(
@@ -48,7 +51,7 @@ def run(
             problem.dims,
             kinds,
             arith,
-            np.float32(problem.scale),
+            scale,
             *scratch,
             as_words(out),
             as_words(final_state),
