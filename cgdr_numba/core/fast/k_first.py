@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from cgdr_numba.core.fast.pass_intrinsic import pass_intrinsic
-from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set, prefetch
+from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
@@ -39,10 +39,12 @@ def _emit_block(builder: Any, given: dict[str, Any], begin: Any, lanes: Lanes, n
     places = [builder.add(begin, INDEX(i * lanes.n)) for i in range(n_vectors)]
     updates, reads = "delta" in given, "m" in given
     decay = lanes.splat(given["decay"]) if updates else None
+    # NOTE: prefetching the next head's state here was measured slower or no faster on Zen 5, in cache and in memory.
     deltas = [lanes.load(given["delta"], place) for place in places] if updates else []
     sums = {name: [lanes.variable() for _ in places] for name in ("m", "p")} if reads else {}
     with cgutils.for_range(builder, given["n_rows"]) as loop:
-        d = loop.index
+        # What a reading pass has left in the first-level cache are its last rows.
+        d = loop.index if reads else builder.sub(builder.sub(given["n_rows"], INDEX(1)), loop.index)
         source = builder.mul(d, given["stride"])
         row = [lanes.load(given["state"], builder.add(source, place)) for place in places]
         if updates:
@@ -50,8 +52,6 @@ def _emit_block(builder: Any, given: dict[str, Any], begin: Any, lanes: Lanes, n
             for i, place in enumerate(places):
                 row[i] = lanes.multiply_add(factor, deltas[i], builder.fmul(decay, row[i]))
                 lanes.store(row[i], given["out"], builder.add(target, place))
-                if lanes.n * i % 16 == 0:
-                    prefetch(builder, given["ahead"], builder.add(target, place), 2)
         for name, factors in (("m", "k_next"), ("p", "q_next")):
             for i, total in enumerate(sums.get(name, ())):
                 factor = lanes.splat_at(given[factors], d)
@@ -62,8 +62,8 @@ def _emit_block(builder: Any, given: dict[str, Any], begin: Any, lanes: Lanes, n
 
 
 _read = pass_intrinsic(("state", "k_next", "q_next", "m", "p"), _emit)
-_update = pass_intrinsic(("state", "decay", "k", "delta", "ahead", "out"), _emit)
-_both = pass_intrinsic(("state", "decay", "k", "delta", "k_next", "q_next", "ahead", "out", "m", "p"), _emit)
+_update = pass_intrinsic(("state", "decay", "k", "delta", "out"), _emit)
+_both = pass_intrinsic(("state", "decay", "k", "delta", "k_next", "q_next", "out", "m", "p"), _emit)
 
 
 @kernel
@@ -73,11 +73,9 @@ def _compiled_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Ar
 
 
 @kernel
-def _compiled_update(
-    state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, ahead: F32Array, out: F32Array
-) -> None:
+def _compiled_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, out: F32Array) -> None:
     """Write out = decay S + k delta^T; the intrinsic behind an ordinary call."""
-    _update((state, decay, k, delta, ahead, out))
+    _update((state, decay, k, delta, out))
 
 
 @kernel
@@ -88,13 +86,12 @@ def _compiled_both(
     delta: F32Array,
     k_next: F32Array,
     q_next: F32Array,
-    ahead: F32Array,
     out: F32Array,
     m: F32Array,
     p: F32Array,
 ) -> None:
     """Write out = decay S + k delta^T, m and p of out; the intrinsic behind an ordinary call."""
-    _both((state, decay, k, delta, k_next, q_next, ahead, out, m, p))
+    _both((state, decay, k, delta, k_next, q_next, out, m, p))
 
 
 def plain_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array, p: F32Array) -> None:
@@ -105,9 +102,7 @@ def plain_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array,
             total += factors[d] * state[d]
 
 
-def plain_update(
-    state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, _ahead: F32Array, out: F32Array
-) -> None:
+def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, _out: F32Array) -> None:
     """Write out = decay S + k delta^T, by NumPy."""
     out[:] = decay * state + k[:, np.newaxis] * delta
 
@@ -119,13 +114,12 @@ def plain_both(
     delta: F32Array,
     k_next: F32Array,
     q_next: F32Array,
-    ahead: F32Array,
     out: F32Array,
     m: F32Array,
     p: F32Array,
 ) -> None:
     """Write out = decay S + k delta^T, m and p of out, by NumPy."""
-    plain_update(state, decay, k, delta, ahead, out)
+    plain_update(state, decay, k, delta, out)
     plain_read(out, k_next, q_next, m, p)
 
 
@@ -133,6 +127,6 @@ _PLAIN = bool(numba.config.DISABLE_JIT)
 read = plain_read if _PLAIN else _compiled_read
 """m[:n] = S^T k_next, p[:n] = S^T q_next for S [Dk, n] with rows of any stride."""
 update = plain_update if _PLAIN else _compiled_update
-"""out = decay S + k delta^T; `ahead` is fetched into the second-level cache at out's places. out may be S."""
+"""out = decay S + k delta^T. out may be S."""
 update_and_read = plain_both if _PLAIN else _compiled_both
 """Both in one pass, the sums over the updated rows: the bits of one after the other."""

@@ -1,5 +1,6 @@
 """The fast backend: a problem and its work items to one launch of a worker."""
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,8 @@ def run_steps(
     is_direct = state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1)
     inputs = (problem.q, problem.k, problem.v, problem.g, problem.beta, state)
     arenas = memory.scratch(plan.n_bins, rows_bytes(problem.dims.dk, problem.dims.dv))
-    with numba_threads(threads):
+    # One bin runs without threads, and asking numba for its number would cost as much as a small call.
+    with numba_threads(threads) if plan.n_bins > 1 else nullcontext():
         walk_steps(
             *(as_words(x) for x in inputs),
             state if is_direct else final_state,

@@ -13,8 +13,8 @@ def pass_intrinsic(names: tuple[str, ...], emit: Callable[[Any, dict[str, Any]],
     """Return an intrinsic over a tuple of the operands `names`: float32 arrays, but `decay`, a float32.
 
     Rows of arrays are contiguous. `emit` takes the builder and the operands by name: addresses of arrays, `decay`'s
-    value, n_rows, n_columns and
-    stride of the array `state`, and out_stride where there is an `out`. Strides count floats.
+    value, n_rows, n_columns and stride of the array `state`, and out_stride where there is an `out`. Strides count
+    floats.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]

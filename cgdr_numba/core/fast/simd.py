@@ -123,15 +123,6 @@ class Lanes:
         return self.builder.extract_element(value, SMALL(0))
 
 
-def prefetch(builder: Any, pointer: Any, offset: Any, level: int) -> None:
-    """Ask for the cache line of pointer[offset]; level 2 is the second-level cache."""
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    place = builder.bitcast(builder.gep(pointer, [offset]), byte)
-    builder.call(function, [place, SMALL(0), SMALL(level), SMALL(1)])
-
-
 def widen_registers(builder: Any) -> None:
     """Let the function under construction use 512-bit registers where the processor has them."""
     for attribute in ('"prefer-vector-width"="512"', '"min-legal-vector-width"="512"'):

@@ -115,7 +115,7 @@ class Tokens(NamedTuple):
 
 
 @kernel
-def run_tokens(x: Tokens, source: F32Array, state: F32Array, ahead: F32Array, is_v_first: bool, rows: Rows) -> None:
+def run_tokens(x: Tokens, source: F32Array, state: F32Array, is_v_first: bool, rows: Rows) -> None:
     """Run the tokens over a state that is read from `source` and left in `state` (which may be one).
 
     State rows are keys [Dk, Dv], or values [Dv, Dk] where is_v_first. Every token computes the same numbers whether
@@ -136,11 +136,11 @@ def run_tokens(x: Tokens, source: F32Array, state: F32Array, ahead: F32Array, is
         following = i if last else i + 1
         k_next, q_next = rows.k[following], rows.q[following]
         if last and is_v_first:
-            _update_v(source, decay, rows.k[i], rows.delta, ahead, state)
+            _update_v(source, decay, rows.k[i], rows.delta, state)
         elif last:
-            _update_k(source, decay, rows.k[i], rows.delta, ahead, state)
+            _update_k(source, decay, rows.k[i], rows.delta, state)
         elif is_v_first:
-            _both_v(source, decay, rows.k[i], rows.delta, k_next, q_next, ahead, state, rows.m, rows.p)
+            _both_v(source, decay, rows.k[i], rows.delta, k_next, q_next, state, rows.m, rows.p)
         else:
-            _both_k(source, decay, rows.k[i], rows.delta, k_next, q_next, ahead, state, rows.m, rows.p)
+            _both_k(source, decay, rows.k[i], rows.delta, k_next, q_next, state, rows.m, rows.p)
         source = state

@@ -73,7 +73,6 @@ def run_item(n: int, key_head: int, tokens: Any, x: StepOperands, call: Any, row
                 for i in range(state.shape[0]):
                     widen_row(x.state_words[n, head, i], kinds.state, state[i])
             source = x.state[n, head] if block == 0 and flags.is_direct else state
-            ahead = x.state[n, head + 1] if block == 0 and flags.is_direct and head + 1 < dims.hv else source
             run_tokens(
                 Tokens(
                     x.v[row, begin:end, head],
@@ -84,7 +83,6 @@ def run_item(n: int, key_head: int, tokens: Any, x: StepOperands, call: Any, row
                 ),
                 source,
                 state,
-                ahead,
                 flags.is_v_first,
                 rows,
             )

@@ -13,7 +13,7 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 from cgdr_numba.core.fast.pass_intrinsic import pass_intrinsic
-from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set, prefetch
+from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
@@ -64,16 +64,14 @@ def _emit_vectors(builder: Any, given: dict[str, Any], rows: list[Any], place: A
             factor = lanes.splat_at(given["delta"], row)
             value = lanes.multiply_add(factor, shared["k"], builder.fmul(decay, value))
             lanes.store(value, given["out"], where)
-            if lanes.n > 1:
-                prefetch(builder, given["ahead"], where, 2)
         for name, totals in sums.items():
             factor = shared["k_next" if name == "m" else "q_next"]
             builder.store(lanes.multiply_add(factor, value, builder.load(totals[i])), totals[i])
 
 
 _read = pass_intrinsic(("state", "k_next", "q_next", "m", "p"), _emit)
-_update = pass_intrinsic(("state", "decay", "k", "delta", "ahead", "out"), _emit)
-_both = pass_intrinsic(("state", "decay", "k", "delta", "k_next", "q_next", "ahead", "out", "m", "p"), _emit)
+_update = pass_intrinsic(("state", "decay", "k", "delta", "out"), _emit)
+_both = pass_intrinsic(("state", "decay", "k", "delta", "k_next", "q_next", "out", "m", "p"), _emit)
 
 
 @kernel
@@ -83,11 +81,9 @@ def _compiled_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Ar
 
 
 @kernel
-def _compiled_update(
-    state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, ahead: F32Array, out: F32Array
-) -> None:
+def _compiled_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, out: F32Array) -> None:
     """Write out = decay S + delta k^T; the intrinsic behind an ordinary call."""
-    _update((state, decay, k, delta, ahead, out))
+    _update((state, decay, k, delta, out))
 
 
 @kernel
@@ -98,13 +94,12 @@ def _compiled_both(
     delta: F32Array,
     k_next: F32Array,
     q_next: F32Array,
-    ahead: F32Array,
     out: F32Array,
     m: F32Array,
     p: F32Array,
 ) -> None:
     """Write out = decay S + delta k^T, m and p of out; the intrinsic behind an ordinary call."""
-    _both((state, decay, k, delta, k_next, q_next, ahead, out, m, p))
+    _both((state, decay, k, delta, k_next, q_next, out, m, p))
 
 
 def plain_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array, p: F32Array) -> None:
@@ -113,9 +108,7 @@ def plain_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array,
     m[:], p[:] = (rows * k_next).sum(axis=1), (rows * q_next).sum(axis=1)
 
 
-def plain_update(
-    state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, _ahead: F32Array, out: F32Array
-) -> None:
+def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, _out: F32Array) -> None:
     """Write out = decay S + delta k^T, by NumPy."""
     out[:] = decay * state + delta[:, np.newaxis] * k
 
@@ -127,13 +120,12 @@ def plain_both(
     delta: F32Array,
     k_next: F32Array,
     q_next: F32Array,
-    ahead: F32Array,
     out: F32Array,
     m: F32Array,
     p: F32Array,
 ) -> None:
     """Write out = decay S + delta k^T, m and p of out, by NumPy."""
-    plain_update(state, decay, k, delta, ahead, out)
+    plain_update(state, decay, k, delta, out)
     plain_read(out, k_next, q_next, m, p)
 
 
@@ -141,6 +133,6 @@ _PLAIN = bool(numba.config.DISABLE_JIT)
 read = plain_read if _PLAIN else _compiled_read
 """m[:n] = S k_next, p[:n] = S q_next for S [n, Dk] with rows of any stride."""
 update = plain_update if _PLAIN else _compiled_update
-"""out = decay S + delta k^T; `ahead` is fetched into the second-level cache at out's places. out may be S."""
+"""out = decay S + delta k^T. out may be S."""
 update_and_read = plain_both if _PLAIN else _compiled_both
 """Both in one pass, the sums over the updated rows: the bits of one after the other."""
