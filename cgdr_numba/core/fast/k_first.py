@@ -102,7 +102,7 @@ def plain_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array,
             total += factors[d] * state[d]
 
 
-def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, _out: F32Array) -> None:
+def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, out: F32Array) -> None:
     """Write out = decay S + k delta^T, by NumPy."""
     out[:] = decay * state + k[:, np.newaxis] * delta
 

@@ -108,7 +108,7 @@ def plain_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array,
     m[:], p[:] = (rows * k_next).sum(axis=1), (rows * q_next).sum(axis=1)
 
 
-def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, _out: F32Array) -> None:
+def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, out: F32Array) -> None:
     """Write out = decay S + delta k^T, by NumPy."""
     out[:] = decay * state + delta[:, np.newaxis] * k
 
