@@ -5,20 +5,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cgdr_numba import chunk_gated_delta_rule, npu_chunk_gated_delta_rule
+from cgdr_numba import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, npu_chunk_gated_delta_rule
 from emulation import emulate_chunk
 from reference import Array, Case, Result, rr_out, rr_state, token_loop
 
 
 def run_fla(case: Case, backend: str, **options: Any) -> Result:
-    """The case through chunk_gated_delta_rule."""
-    out, state = chunk_gated_delta_rule(
+    """The case through chunk_gated_delta_rule, or through fused_recurrent_gated_delta_rule for "recurrent"."""
+    operator = fused_recurrent_gated_delta_rule if backend == "recurrent" else chunk_gated_delta_rule
+    out, state = operator(
         case.q,
         case.k,
         case.v,
-        case.g,
-        case.beta,
-        backend=backend,
+        g=case.g,
+        beta=case.beta,
+        backend="fast" if backend == "recurrent" else backend,
         scale=case.scale,
         initial_state=case.state,
         output_final_state=True,
@@ -33,6 +34,8 @@ def run_fla(case: Case, backend: str, **options: Any) -> Result:
 def run_cann(case: Case, backend: str, **options: Any) -> Result:
     """The case through npu_chunk_gated_delta_rule: batch rows packed, states V first on the way in and out."""
     assert not case.l2norm, "the CANN family does not normalise"
+    if backend == "recurrent":
+        pytest.skip("the CANN family has no recurrent function yet")
     q, k, v, g, beta = _packed(case)
     out, state = npu_chunk_gated_delta_rule(
         q,

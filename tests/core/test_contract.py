@@ -259,7 +259,7 @@ def test_a_scale_beyond_float32_is_infinite_in_faithful() -> None:
     assert not np.isfinite(out).any()
 
 
-def test_value_domains_are_never_errors(backend: str) -> None:
-    call = fla_call(backend=backend)
+def test_value_domains_are_never_errors(chunk_backend: str) -> None:
+    call = fla_call(backend=chunk_backend)
     for name, value in (("g", 500.0), ("g", np.nan), ("g", -np.inf), ("beta", -3.0), ("beta", np.inf), ("q", 1e30)):
         chunk_gated_delta_rule(**{**call, name: np.full_like(call[name], value)})

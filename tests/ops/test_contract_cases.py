@@ -81,11 +81,11 @@ def test_t047_state_is_read_in_the_layout_of_the_flag(backend: str, v_first: boo
     np.testing.assert_array_equal(state, wrong.state)
 
 
-def test_t047_cann_states_are_v_first(backend: str) -> None:
+def test_t047_cann_states_are_v_first(chunk_backend: str) -> None:
     case = layout_case()
     tensors = [x[0] for x in (case.q, case.k, case.v)]
     out, state = npu_chunk_gated_delta_rule(
-        *tensors, beta=case.beta[0], initial_state=case.state, actual_seq_lengths=[1], backend=backend
+        *tensors, beta=case.beta[0], initial_state=case.state, actual_seq_lengths=[1], backend=chunk_backend
     )
     assert out.ravel().tolist() == [1, 3]
     np.testing.assert_array_equal(state, case.state)
@@ -252,17 +252,17 @@ def test_t094_q_k_and_v_are_of_one_dtype(backend: str, name: str, nothing_writte
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, list, tuple])
-def test_t118_lengths_of_any_integer_type(backend: str, kind: type) -> None:
+def test_t118_lengths_of_any_integer_type(chunk_backend: str, kind: type) -> None:
     sums = [0, 3, 3, 66, 70]
     case = make_case(118, t=70, heads=(1, 2), dims=(8, 8), cu=np.array(sums, np.int64))
-    expected = run_fla(case, backend)
+    expected = run_fla(case, chunk_backend)
     values = kind(sums) if kind in (list, tuple) else np.array(sums, kind)
-    assert_same_bits(run_fla(case.but(cu=values), backend), expected)
+    assert_same_bits(run_fla(case.but(cu=values), chunk_backend), expected)
     lengths = kind([3, 0, 63, 4]) if kind in (list, tuple) else np.array([3, 0, 63, 4], kind)
     tensors = [x[0] for x in (case.q, case.k, case.v)]
     out, state = npu_chunk_gated_delta_rule(
         *tensors, g=case.g[0], beta=case.beta[0], initial_state=case.state.swapaxes(2, 3), scale=case.factor,
-        actual_seq_lengths=lengths, backend=backend,
+        actual_seq_lengths=lengths, backend=chunk_backend,
     )  # fmt: skip
     assert_same_bits(expected._replace(out=out[None], state=state.swapaxes(2, 3)), expected)
 
@@ -295,7 +295,7 @@ def test_t119_tokens_further_apart_than_32_bits(backend: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["chunk_size", "transpose_state_layout", "cu_seqlens_cpu", "nonsense"])
-def test_t046_keywords_that_are_not_offered(backend: str, name: str) -> None:
+def test_t046_keywords_that_are_not_offered(chunk_backend: str, name: str) -> None:
     case = make_case(46, t=2)
     with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
-        chunk_gated_delta_rule(case.q, case.k, case.v, case.g, case.beta, backend=backend, **{name: 64})
+        chunk_gated_delta_rule(case.q, case.k, case.v, case.g, case.beta, backend=chunk_backend, **{name: 64})
