@@ -14,8 +14,7 @@ from cgdr_numba.core.faithful import launch
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.threads import most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
-from cgdr_numba.sched.device import resolve
-from cgdr_numba.sched.plan import Plan, PlanKey, plan_chunk
+from cgdr_numba.sched.plan import Plan, PlanKey, make_chunk_plan
 
 Array = NDArray[Any]
 
@@ -41,7 +40,7 @@ def run(problem: ChunkProblem, options: Options) -> tuple[Array, Array]:
     Returns out [B, T, Hv, Dv] and the final state seen as [N, Hv, Dv, Dk].
     """
     checks = Checks(problem.op)
-    if options.backend == "fast":
+    if isinstance(options.backend, str) and options.backend == "fast":
         raise UnsupportedError(f'{problem.op}: backend="fast" is not offered yet; take "golden" or "faithful"')
     backend = checks.choice("backend", options.backend, BACKENDS)
     switches = Arith(
@@ -96,7 +95,7 @@ def _plan(checks: Checks, problem: ChunkProblem, options: Options) -> Plan:
     key = PlanKey(problem.dims, problem.lengths, problem.q.dtype.name)
     plan = options.plan
     if plan is None:
-        return plan_chunk(*key[:2], dtype=key.dtype, target=resolve(options.target, "310p", checks.op))
+        return make_chunk_plan(checks.op, *key[:2], dtype=key.dtype, target=options.target)
     if not isinstance(plan, Plan):
         raise DtypeError(f"{checks.op}: `plan` must be a Plan or None, got {type(plan).__qualname__}")
     for name, value in (("target", options.target), ("threads", options.threads)):
@@ -109,12 +108,9 @@ def _plan(checks: Checks, problem: ChunkProblem, options: Options) -> Plan:
 
 def _refuse_for_golden(checks: Checks, options: Options) -> None:
     """Raise for options that only other backends have."""
-    given = {
-        "target": options.target is not None,
-        "plan": options.plan is not None,
-        "axpy": options.axpy != "two-roundings",
-        "overflow": options.overflow != "ieee",
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise checks.error(f'`{name}` must be left out with backend="golden", which has no device')
+    defaults = {"target": None, "plan": None, "axpy": "two-roundings", "overflow": "ieee"}
+    for name, default in defaults.items():
+        value = getattr(options, name)
+        if value is not default and not (isinstance(value, str) and value == default):
+            shown = f"one for {value.key}" if isinstance(value, Plan) else f"{value!r} ({type(value).__qualname__})"
+            raise checks.error(f'`{name}` must be left out with backend="golden", which has no device, got {shown}')
