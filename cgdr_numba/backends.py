@@ -15,8 +15,7 @@ from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.fast import launch as fast
 from cgdr_numba.core.threads import current_threads, most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
-from cgdr_numba.sched.device import resolve
-from cgdr_numba.sched.plan import Plan, PlanKey, plan_chunk
+from cgdr_numba.sched.plan import Plan, PlanKey, make_chunk_plan
 from cgdr_numba.sched.steps import plan_steps
 
 Array = NDArray[Any]
@@ -54,7 +53,7 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
     Returns out [B, T, Hv, Dv] and the final state seen as [N, Hv, Dv, Dk].
     """
     checks = Checks(problem.op)
-    if options.backend == "fast":
+    if isinstance(options.backend, str) and options.backend == "fast":
         raise UnsupportedError(f'{problem.op}: backend="fast" is not offered yet; take "golden" or "faithful"')
     backend = checks.choice("backend", options.backend, BACKENDS)
     switches = Arith(
@@ -188,7 +187,7 @@ def _plan(checks: Checks, problem: Problem, options: Options) -> Plan:
     key = PlanKey(problem.dims, problem.lengths, problem.q.dtype.name)
     plan = options.plan
     if plan is None:
-        return plan_chunk(*key[:2], dtype=key.dtype, target=resolve(options.target, "310p", checks.op))
+        return make_chunk_plan(checks.op, *key[:2], dtype=key.dtype, target=options.target)
     if not isinstance(plan, Plan):
         raise DtypeError(f"{checks.op}: `plan` must be a Plan or None, got {type(plan).__qualname__}")
     for name, value in (("target", options.target), ("threads", options.threads)):
@@ -201,12 +200,9 @@ def _plan(checks: Checks, problem: Problem, options: Options) -> Plan:
 
 def _refuse_for_golden(checks: Checks, options: Options) -> None:
     """Raise for options that only other backends have."""
-    given = {
-        "target": options.target is not None,
-        "plan": options.plan is not None,
-        "axpy": options.axpy != "two-roundings",
-        "overflow": options.overflow != "ieee",
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise checks.error(f'`{name}` must be left out with backend="golden", which has no device')
+    defaults = {"target": None, "plan": None, "axpy": "two-roundings", "overflow": "ieee"}
+    for name, default in defaults.items():
+        value = getattr(options, name)
+        if value is not default and not (isinstance(value, str) and value == default):
+            shown = f"one for {value.key}" if isinstance(value, Plan) else f"{value!r} ({type(value).__qualname__})"
+            raise checks.error(f'`{name}` must be left out with backend="golden", which has no device, got {shown}')

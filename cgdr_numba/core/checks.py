@@ -102,7 +102,10 @@ class Checks:
             return default
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating)):
             raise DtypeError(f"{self.op}: `scale` must be a real number or None, got {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error("`scale` must be a number that float64 holds, got an integer beyond it") from None
 
     def choice(self, name: str, value: object, options: Sequence[str]) -> str:
         """Return `value` if it is one of the options."""

@@ -90,9 +90,11 @@ def resolve(target: object, default: str, op: str) -> DeviceSpec:
     if isinstance(target, DeviceSpec):
         return target
     name = default if target is None else target
-    if name == ASCEND_310P.name:
-        return ASCEND_310P
-    if name == "host":
-        return host()
-    hint = " (the 910B's kernel is another one)" if isinstance(name, str) and name.lower().startswith("910") else ""
+    hint = ""
+    if isinstance(name, str):
+        if name == ASCEND_310P.name:
+            return ASCEND_310P
+        if name == "host":
+            return host()
+        hint = " (the 910B's kernel is another one)" if name.lower().startswith("910") else ""
     raise ContractError(f'{op}: `target` must be "310p", "host" or a DeviceSpec, got {name!r}{hint}')

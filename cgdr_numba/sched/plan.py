@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dims import CHUNK, Dims
 from cgdr_numba.core.schedule import ChunkSchedule
-from cgdr_numba.errors import ContractError
+from cgdr_numba.errors import DtypeError
 from cgdr_numba.sched.bins import fill_bins
 from cgdr_numba.sched.device import MIN_WORKSPACE_BYTES, DeviceSpec, resolve
 from cgdr_numba.sched.explain import explain_chunk
@@ -164,30 +165,45 @@ def plan_chunk(
         >>> plan.tiling.v_step, plan.n_bins, plan.bin_tokens()[0]
         (128, 7, 2560)
     """
-    sizes = tuple(int(n) for n in lengths)
+    return make_chunk_plan("plan_chunk", dims, lengths, dtype=dtype, target=target, v_step=v_step)
+
+
+def make_chunk_plan(
+    op: str,
+    dims: Dims,
+    lengths: object,
+    *,
+    dtype: str,
+    target: object = None,
+    v_step: object = None,
+) -> Plan:
+    """Return `plan_chunk`'s plan for the public function `op`, whose name begins every message."""
+    checks = Checks(op)
+    if not isinstance(dims, Dims):
+        raise DtypeError(f"{op}: `dims` must be Dims, got {type(dims).__qualname__}")
+    sizes = tuple(checks.integers("lengths", lengths).tolist())
     if len(sizes) != dims.n_sequences or sum(sizes) != dims.n_tokens or min(sizes, default=0) < 0:
-        raise ContractError(
-            f"plan_chunk: `lengths` must be [N] = [{dims.n_sequences}] lengths of at least 0 with the sum "
-            f"T = {dims.n_tokens}, got {list(sizes)} with the sum {sum(sizes)}"
+        raise checks.error(
+            f"`lengths` must be [N] = [{dims.n_sequences}] lengths of at least 0 with the sum T = {dims.n_tokens}, "
+            f"got {list(sizes)} with the sum {sum(sizes)}"
         )
     if dtype not in PLANNED_DTYPES:
-        raise ContractError(f"plan_chunk: `dtype` must be one of {', '.join(PLANNED_DTYPES)}, got {dtype!r}")
+        raise checks.error(f"`dtype` must be one of {', '.join(PLANNED_DTYPES)}, got {dtype!r}")
     if min(dims.hk, dims.hv, dims.dk, dims.dv) < 1 or dims.hv % dims.hk:
-        raise ContractError(
-            f"plan_chunk: `dims` must have Hk, Hv, Dk, Dv of at least 1 and Hv % Hk == 0, got Hk = {dims.hk}, "
-            f"Hv = {dims.hv}, Dk = {dims.dk}, Dv = {dims.dv}"
+        raise checks.error(
+            f"`dims` must have Hk, Hv, Dk, Dv of at least 1 and Hv % Hk == 0, got Hk = {dims.hk}, Hv = {dims.hv}, "
+            f"Dk = {dims.dk}, Dv = {dims.dv}"
         )
-    device = resolve(target, "310p", "plan_chunk")
-    tiling = solve_tiling(dims, device, v_step)
+    device = resolve(target, "310p", op)
+    tiling = solve_tiling(dims, device, v_step, op)
     if dims.n_tokens * dims.hv * tiling.n_v_tiles > MAX_LOAD:
-        raise ContractError(f"plan_chunk: `lengths` must sum to at most 2^62 / (Hv * V tiles), got {dims.n_tokens}")
+        raise checks.error(f"`lengths` must sum to at most 2^62 / (Hv * V tiles), got {dims.n_tokens}")
     items = chunk_items(sizes, dims, tiling.n_v_tiles, tiling.split)
-    loads = [sizes[n] for n in items[:, 0]]
     return Plan(
         key=PlanKey(dims, sizes, dtype),
         device=device,
         tiling=tiling,
         paths=load_paths(dims, tiling.v_step, dtype),
         items=items,
-        bin_ptr=fill_bins(loads, tiling.block_dim),
+        bin_ptr=fill_bins([sizes[n] for n in items[:, 0]], tiling.block_dim),
     )

@@ -45,27 +45,28 @@ class LoadPaths(NamedTuple):
     """The same for the last tile of a head, which may be narrower."""
 
 
-def solve_tiling(dims: Dims, device: DeviceSpec, v_step: int | None = None) -> ChunkTiling:
+def solve_tiling(dims: Dims, device: DeviceSpec, v_step: object, op: str) -> ChunkTiling:
     """Return the widest V tile that fits the UB, and the launch that follows from it.
 
-    `v_step` asks for a width instead of searching; it must be a multiple of 16, no wider than Dv rounded up to 16,
-    and fit. Raises BudgetError, with the ledger, where nothing fits.
+    `op` begins messages. `v_step` asks for a width instead of searching; it must be a multiple of 16, no wider than
+    Dv rounded up to 16, and fit. Raises BudgetError, with the ledger, where nothing fits.
     """
     widest = ceil_to(dims.dv, FP16_PER_BLOCK)
     few_heads = dims.hv < device.cores
-    if v_step is not None and (v_step % FP16_PER_BLOCK or not FP16_PER_BLOCK <= v_step <= widest):
+    if v_step is not None and (
+        not isinstance(v_step, int) or v_step % FP16_PER_BLOCK or not FP16_PER_BLOCK <= v_step <= widest
+    ):
         raise ContractError(
-            f"plan_chunk: `v_step` must be a multiple of {FP16_PER_BLOCK} from {FP16_PER_BLOCK} to {widest}, "
-            f"got {v_step}"
+            f"{op}: `v_step` must be a multiple of {FP16_PER_BLOCK} from {FP16_PER_BLOCK} to {widest}, got {v_step!r}"
         )
-    candidates = range(widest, 0, -FP16_PER_BLOCK) if v_step is None else (v_step,)
+    candidates: range | tuple[int] = range(widest, 0, -FP16_PER_BLOCK) if v_step is None else (v_step,)
     for width in candidates:
         overlap = width >= dims.dv or few_heads
         ledger = UbLedger.for_chunk(dims, width, overlap, device.ub_bytes)
         if ledger.free_bytes >= 0:
             return _launch(dims, device, width, ledger)
     raise BudgetError(
-        f"plan_chunk: no V tile fits the UB of {device.name}: even {width} columns of Dk = {dims.dk} need "
+        f"{op}: `target`: no V tile fits the UB of {device.name}: even {width} columns of Dk = {dims.dk} need "
         f"{ledger.total_bytes} bytes, got {device.ub_bytes}\n{ledger}"
     )
 

@@ -179,5 +179,5 @@ def test_calls_too_wide_for_the_device_show_the_ledger(tmp_path: Path) -> None:
     path = save_entries(tmp_path / "wide.safetensors", values)
     answer = Answer(("run", path))
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith("cgdr: plan_chunk: no V tile fits the UB of 310p")
+    assert answer.err.startswith("cgdr: plan_chunk: `target`: no V tile fits the UB of 310p")
     assert "chunkKFp32" in answer.err
