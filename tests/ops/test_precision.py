@@ -87,7 +87,8 @@ def test_t100_zero_vectors_have_no_direction(backend: str, dtype: type) -> None:
     out, state = run_fla(case, backend)
     np.testing.assert_array_equal(out, 0)
     decayed = np.exp(case.g[0, :, 0].astype(np.float64).sum()) * case.state.astype(np.float64)
-    assert relative_rms(state, decayed) <= 1e-6
+    # Seventy times the same decay, rounded to float32, is seventy times the same error: up to 3e-8 each.
+    assert relative_rms(state, decayed) <= (70 * 3e-8 if backend == "recurrent" else 1e-6)
 
 
 def test_t100_lengths_are_divided_out(backend: str) -> None:

@@ -24,6 +24,8 @@ def upstream(b: int, heads: tuple[int, int], t: int, dims: tuple[int, int], zero
 
 def run_without_g(case: Case, backend: str) -> Result:
     """The case through the operator with g left out."""
+    if backend == "recurrent":
+        pytest.skip("the CANN family has no recurrent function yet")
     q, k, v, beta = (x.reshape(-1, *x.shape[2:]) for x in (case.q, case.k, case.v, case.beta))
     state = case.initial_state().swapaxes(2, 3)
     out, final = npu_chunk_gated_delta_rule(
