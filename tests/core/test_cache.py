@@ -26,8 +26,8 @@ print(x[0], len(entry._call.stats.cache_hits))
 
 def run(folder: str, **settings: str) -> tuple[str, str]:
     """Results of the script in a new process: what it printed, and warnings."""
-    environment = {**os.environ, cache.FOLDER_VARIABLE: folder, **settings}
-    environment.pop("NUMBA_DISABLE_JIT", None)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment = {**inherited, cache.FOLDER_VARIABLE: folder, **settings}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True)
     return done.stdout.strip(), done.stderr
 
