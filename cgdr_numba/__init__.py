@@ -2,7 +2,12 @@
 
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.errors import BudgetError, ContractError, DtypeError, UnsupportedError
-from cgdr_numba.ops import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, npu_chunk_gated_delta_rule
+from cgdr_numba.ops import (
+    RecurrentStep,
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
+    npu_chunk_gated_delta_rule,
+)
 from cgdr_numba.sched import ASCEND_310P, DeviceSpec, Plan, host, plan_chunk
 
 __version__ = "0.1.0"
@@ -15,6 +20,7 @@ __all__ = [
     "Dims",
     "DtypeError",
     "Plan",
+    "RecurrentStep",
     "UnsupportedError",
     "chunk_gated_delta_rule",
     "fused_recurrent_gated_delta_rule",

@@ -61,7 +61,7 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
         saturate=checks.choice("overflow", options.overflow, ("ieee", "saturate")) == "saturate",
     )
     arith = switches if any(switches) else None
-    threads = _threads(checks, options.threads)
+    threads = check_threads(checks, options.threads)
     plan = _plan(checks, problem, options) if backend == "faithful" else None
     if plan is None:
         _refuse_for_golden(checks, options)
@@ -92,7 +92,7 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
     if options.backend == "faithful":
         raise UnsupportedError(f'{problem.op}: backend="faithful" is not offered; take "fast" or "golden"')
     backend = checks.choice("backend", options.backend, ("fast", "golden"))
-    threads = _threads(checks, options.threads)
+    threads = check_threads(checks, options.threads)
     if backend == "golden":
         if options.out_state is not None:
             raise checks.error('`out_state` must be left out with backend="golden"')
@@ -102,7 +102,7 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
     else:
         if problem.q.dtype == FLOAT64:
             raise _float64_is_goldens(checks, options.backend)
-        state = _state_in_place(checks, problem, options)
+        state = _final_state(checks, problem, options)
         out = memory.empty((*problem.v.shape[:2], problem.dims.hv, problem.dims.dv), problem.q.dtype)
         plan = plan_steps(problem.dims, problem.lengths, threads or current_threads())
         fast.run_steps(problem, plan, threads, out, state)
@@ -111,35 +111,40 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
     return out, state
 
 
-def _state_in_place(checks: Checks, problem: Problem, options: RecurrentOptions) -> Array:
+def _final_state(checks: Checks, problem: Problem, options: RecurrentOptions) -> Array:
     """Return out_state after its checks, or a new array for the final state, in the caller's layout."""
-    dims = problem.dims
-    axes, widths = (
-        ("N, Hv, Dv, Dk", (dims.dv, dims.dk)) if problem.state_v_first else ("N, Hv, Dk, Dv", (dims.dk, dims.dv))
-    )
-    shape = (dims.n_sequences, dims.hv, *widths)
-    if options.out_state is None:
-        return memory.empty(shape, FLOAT32)
-    state = checks.array("out_state", options.out_state)
-    checks.rank("out_state", state, axes)
-    checks.shape("out_state", state, axes, shape)
+    if options.out_state is not None:
+        return check_out_state(checks, problem, options.out_state, options.initial_state, "out_state")
+    return memory.empty(_state_shape(problem), FLOAT32)
+
+
+def _state_shape(problem: Problem) -> tuple[int, int, int, int]:
+    """Return the shape of states in the caller's layout."""
+    n, hv, dv, dk = problem.state.shape
+    return (n, hv, dv, dk) if problem.state_v_first else (n, hv, dk, dv)
+
+
+def check_out_state(checks: Checks, problem: Problem, value: object, initial_state: object, name: str) -> Array:
+    """Return the array that final states go to after its checks; it may be the initial state itself."""
+    axes = "N, Hv, Dv, Dk" if problem.state_v_first else "N, Hv, Dk, Dv"
+    state = checks.array(name, value)
+    checks.rank(name, state, axes)
+    checks.shape(name, state, axes, _state_shape(problem))
     if state.dtype != FLOAT32:
-        raise DtypeError(f"{checks.op}: `out_state` must be float32, got {state.dtype}")
+        raise DtypeError(f"{checks.op}: `{name}` must be float32, got {state.dtype}")
     if not state.flags.writeable:
-        raise checks.error("`out_state` must be writable, got a read-only array")
+        raise checks.error(f"`{name}` must be writable, got a read-only array")
     if state.shape[3] > 1 and state.strides[3] != 4:
-        raise checks.error(
-            f"`out_state` must have adjacent elements on its last axis, got a stride of {state.strides[3]}"
-        )
-    if np.lib.array_utils.byte_bounds(state)[1] - np.lib.array_utils.byte_bounds(state)[0] < state.nbytes:
-        raise checks.error("`out_state` must not overlap itself, got a broadcast array")
-    is_initial = options.initial_state is not None and _same_memory(state, options.initial_state)
+        raise checks.error(f"`{name}` must have adjacent elements on its last axis, got a stride of {state.strides[3]}")
+    if not state.flags.c_contiguous and 0 in state.strides and state.size:
+        raise checks.error(f"`{name}` must not overlap itself, got strides {list(state.strides)}")
     inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g, "beta": problem.beta}
-    inputs |= {} if is_initial else {"initial_state": problem.state}
-    for name, array in inputs.items():
+    if initial_state is None or not _same_memory(state, initial_state):
+        inputs["initial_state"] = problem.state
+    for other, array in inputs.items():
         if np.may_share_memory(state, array) and np.shares_memory(state, array):
             raise checks.error(
-                f"`out_state` must be initial_state itself or share no memory with inputs, got some of `{name}`"
+                f"`{name}` must be initial_state itself or share no memory with inputs, got some of `{other}`"
             )
     return state
 
@@ -169,7 +174,7 @@ def _float64_is_goldens(checks: Checks, backend: object) -> DtypeError:
     )
 
 
-def _threads(checks: Checks, value: object) -> int | None:
+def check_threads(checks: Checks, value: object) -> int | None:
     """Return the number of threads after its check."""
     if value is None:
         return None

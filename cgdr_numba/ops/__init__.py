@@ -3,10 +3,12 @@
 from cgdr_numba.backends import BACKENDS
 from cgdr_numba.ops.chunk import Backend, chunk_gated_delta_rule, npu_chunk_gated_delta_rule
 from cgdr_numba.ops.recurrent import fused_recurrent_gated_delta_rule
+from cgdr_numba.ops.step import RecurrentStep
 
 __all__ = [
     "BACKENDS",
     "Backend",
+    "RecurrentStep",
     "chunk_gated_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "npu_chunk_gated_delta_rule",

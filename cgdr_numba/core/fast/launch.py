@@ -1,6 +1,5 @@
 """The fast backend: a problem and its work items to one launch of a worker."""
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,59 @@ if TYPE_CHECKING:
     from cgdr_numba.sched.steps import StepPlan
 
 
+class PreparedSteps:
+    """Launches of one recurrent problem's shape: all that does not change between calls, and scratch."""
+
+    def __init__(self, problem: "Problem", plan: "StepPlan", threads: int | None) -> None:
+        state = problem.state if problem.state_v_first else problem.state.swapaxes(2, 3)
+        self._is_direct = bool(state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1))
+        self._state_words = as_words(state)
+        self._threads = threads
+        self._serial = plan.n_bins <= 1
+        kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, state)))
+        flags = StepFlags(problem.normalise, problem.state_v_first, self._is_direct)
+        # A factor beyond float32 becomes infinite, as any number that is rounded to float32 does.
+        with np.errstate(over="ignore"):
+            scale = np.float32(problem.scale)
+        self._fixed = (
+            *problem.sequences,
+            *plan,
+            problem.dims,
+            kinds,
+            flags,
+            scale,
+            memory.scratch(plan.n_bins, rows_bytes(problem.dims.dk, problem.dims.dv)),
+        )
+
+    def run(self, arrays: tuple[NDArray[Any], ...], out: NDArray[Any]) -> None:
+        """Run (q, k, v, g, beta, state) of the problem's shapes, the state in place; writes out."""
+        q, k, v, g, beta, state = arrays
+        self._launch((q, k, v, g, beta), state, out, state)
+
+    def run_from(self, problem: "Problem", out: NDArray[Any], final_state: NDArray[Any]) -> None:
+        """Run the problem itself; writes out and the final states of sequences that have tokens."""
+        state = problem.state if problem.state_v_first else problem.state.swapaxes(2, 3)
+        source = state if self._is_direct else final_state
+        self._launch((problem.q, problem.k, problem.v, problem.g, problem.beta), source, out, final_state)
+
+    def _launch(
+        self,
+        inputs: tuple[NDArray[Any], ...],
+        source: NDArray[Any],
+        out: NDArray[Any],
+        final_state: NDArray[Any],
+    ) -> None:
+        """Call the worker."""
+        words = [x[..., np.newaxis].view(np.uint16) for x in inputs]
+        arguments = (*words, self._state_words, source, *self._fixed, as_words(out), final_state)
+        if self._serial:
+            # One bin runs without threads, and asking numba for its number would cost as much as a small call.
+            walk_steps(*arguments)
+        else:
+            with numba_threads(self._threads):
+                walk_steps(*arguments)
+
+
 def run_steps(
     problem: "Problem", plan: "StepPlan", threads: int | None, out: NDArray[Any], final_state: NDArray[Any]
 ) -> None:
@@ -25,22 +77,4 @@ def run_steps(
     Writes out [B, T, Hv, Dv] and, for sequences that have tokens, final_state, which is float32 in the layout of the
     caller's states with adjacent row elements; it may be the initial state itself.
     """
-    state = problem.state if problem.state_v_first else problem.state.swapaxes(2, 3)
-    is_direct = state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1)
-    inputs = (problem.q, problem.k, problem.v, problem.g, problem.beta, state)
-    arenas = memory.scratch(plan.n_bins, rows_bytes(problem.dims.dk, problem.dims.dv))
-    # One bin runs without threads, and asking numba for its number would cost as much as a small call.
-    with numba_threads(threads) if plan.n_bins > 1 else nullcontext():
-        walk_steps(
-            *(as_words(x) for x in inputs),
-            state if is_direct else final_state,
-            *problem.sequences,
-            *plan,
-            problem.dims,
-            StepKinds(*(KINDS[x.dtype] for x in inputs[2:])),
-            StepFlags(problem.normalise, problem.state_v_first, bool(is_direct)),
-            np.float32(problem.scale),
-            arenas,
-            as_words(out),
-            final_state,
-        )
+    PreparedSteps(problem, plan, threads).run_from(problem, out, final_state)

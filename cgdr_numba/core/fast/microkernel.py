@@ -1,0 +1,180 @@
+"""One register tile, and small matrix products out of it.
+
+The tile's contract, for every size and tail: C[i, j] = start[i, j] + A[i, 0] B[0, j] + A[i, 1] B[1, j] + ... as one
+chain of multiply-adds with k ascending, one rounding each. start is 0, or C, or alpha[i] C[i, j] (rounded once). A may
+have any strides, so a transposed A costs nothing. Rows of B and C are contiguous with room for whole vectors: columns
+between n and the next multiple of `lanes()` are read from B and written to C, and mean nothing.
+"""
+
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set
+from cgdr_numba.core.jit import kernel
+
+F32Array = NDArray[np.float32]
+
+FROM_ZERO: Final = 0
+FROM_C: Final = 1
+FROM_SCALED_C: Final = 2
+"""What a product starts from."""
+
+TILE: Final = {"avx512": (8, 2), "avx2": (4, 2), "neon": (8, 2), "generic": (4, 2)}
+"""Rows and vectors of columns of the register tile; registers hold its sums, a row of B and an element of A."""
+
+
+def lanes() -> int:
+    """Return the floats of a vector: the multiple that rows of B and C have room for."""
+    return instruction_set().lanes
+
+
+class _Tile:
+    """Emits tiles of one product."""
+
+    def __init__(self, builder: Any, given: dict[str, Any], start: int) -> None:
+        self.builder, self.given, self.start = builder, given, start
+        self.lanes = Lanes(builder, instruction_set().lanes)
+
+    def emit(self, row: Any, column: Any, shape: tuple[int, int]) -> None:
+        """The tile of `shape` (rows, vectors) whose first element is C[row, column]."""
+        builder, given, lanes = self.builder, self.given, self.lanes
+        n_rows, n_vectors = shape
+        rows = [builder.add(row, INDEX(i)) for i in range(n_rows)]
+        columns = [builder.add(column, INDEX(j * lanes.n)) for j in range(n_vectors)]
+        a_rows = [builder.gep(given["a"], [builder.mul(i, given["a_row"])]) for i in rows]
+        places = [[builder.add(builder.mul(i, given["c_row"]), j) for j in columns] for i in rows]
+        sums = [[lanes.variable() for _ in columns] for _ in rows]
+        if self.start != FROM_ZERO:
+            self._load_start(rows, places, sums)
+        with cgutils.for_range(builder, given["depth"]) as loop:
+            b_row = builder.mul(loop.index, given["b_row"])
+            b = [lanes.load(given["b"], builder.add(b_row, j)) for j in columns]
+            a_place = builder.mul(loop.index, given["a_depth"])
+            for i in range(n_rows):
+                a = lanes.splat_at(a_rows[i], a_place)
+                for j in range(n_vectors):
+                    total = lanes.multiply_add(a, b[j], builder.load(sums[i][j]))
+                    builder.store(total, sums[i][j])
+        for i in range(n_rows):
+            for j in range(n_vectors):
+                lanes.store(builder.load(sums[i][j]), given["c"], places[i][j])
+
+    def _load_start(self, rows: list[Any], places: list[list[Any]], sums: list[list[Any]]) -> None:
+        """Begin the sums with C, or with alpha C."""
+        builder, given, lanes = self.builder, self.given, self.lanes
+        for i, row in enumerate(rows):
+            factor = lanes.splat_at(given["alpha"], row) if self.start == FROM_SCALED_C else None
+            for place, total in zip(places[i], sums[i], strict=True):
+                value = lanes.load(given["c"], place)
+                builder.store(value if factor is None else builder.fmul(factor, value), total)
+
+
+def _emit_product(builder: Any, given: dict[str, Any], start: int) -> None:
+    """Emit loops over panels of columns and blocks of rows."""
+    tile = _Tile(builder, given, start)
+    n_rows, n_vectors = TILE[instruction_set().name]
+    n_lanes = tile.lanes.n
+    all_vectors = builder.sdiv(builder.add(given["n"], INDEX(n_lanes - 1)), INDEX(n_lanes))
+    column = cgutils.alloca_once_value(builder, INDEX(0))
+    for vectors in (n_vectors, 1):
+        left = builder.sub(all_vectors, builder.load(column))
+        with cgutils.for_range(builder, builder.sdiv(left, INDEX(vectors))):
+            begin = builder.mul(builder.load(column), INDEX(n_lanes))
+            _emit_panel(tile, begin, (n_rows, vectors))
+            builder.store(builder.add(builder.load(column), INDEX(vectors)), column)
+
+
+def _emit_panel(tile: _Tile, column: Any, shape: tuple[int, int]) -> None:
+    """Emit all rows of a panel of columns, in blocks of nearly equal height: a single row would not fill the pipes."""
+    builder, m = tile.builder, tile.given["m"]
+    n_rows, n_vectors = shape
+    n_blocks = builder.sdiv(builder.add(m, INDEX(n_rows - 1)), INDEX(n_rows))
+    row = cgutils.alloca_once_value(builder, INDEX(0))
+    with cgutils.for_range(builder, n_blocks) as loop:
+        first = builder.load(row)
+        blocks_left = builder.sub(n_blocks, loop.index)
+        rounded_up = builder.add(builder.sub(m, first), builder.sub(blocks_left, INDEX(1)))
+        height = builder.sdiv(rounded_up, blocks_left)
+        for rows in range(1, n_rows + 1):
+            with builder.if_then(builder.icmp_signed("==", height, INDEX(rows))):
+                tile.emit(first, column, (rows, n_vectors))
+        builder.store(builder.add(first, height), row)
+
+
+def _product_intrinsic(start: int) -> Any:
+    """Return an intrinsic over the tuple (a [m, depth], b [depth, n], c [m, n], alpha [m])."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def emitted(_typing_context: Any, operands: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            values = cgutils.unpack_tuple(builder, arguments[0])
+            a, b, c, alpha = (
+                context.make_array(kind)(context, builder, value) for kind, value in zip(operands, values, strict=True)
+            )
+
+            def stride(array: Any, axis: int) -> Any:
+                return builder.sdiv(builder.extract_value(array.strides, axis), INDEX(4))
+
+            given = {"a": a.data, "b": b.data, "c": c.data, "alpha": alpha.data}
+            given |= {"a_row": stride(a, 0), "a_depth": stride(a, 1), "b_row": stride(b, 0), "c_row": stride(c, 0)}
+            given["m"], given["n"] = cgutils.unpack_tuple(builder, c.shape)
+            given["depth"] = builder.extract_value(b.shape, 0)
+            _emit_product(builder, given, start)
+            return context.get_dummy_value()
+
+        return types.void(operands), generate
+
+    return emitted
+
+
+_from_zero, _from_c, _from_scaled_c = (_product_intrinsic(start) for start in (FROM_ZERO, FROM_C, FROM_SCALED_C))
+
+
+@kernel
+def _compiled_multiply(a: F32Array, b: F32Array, c: F32Array) -> None:
+    """C = A B; the intrinsic behind an ordinary call."""
+    _from_zero((a, b, c, c[0]))
+
+
+@kernel
+def _compiled_multiply_onto(a: F32Array, b: F32Array, c: F32Array) -> None:
+    """C = C + A B; the intrinsic behind an ordinary call."""
+    _from_c((a, b, c, c[0]))
+
+
+@kernel
+def _compiled_multiply_onto_scaled(a: F32Array, b: F32Array, alpha: F32Array, c: F32Array) -> None:
+    """C = diag(alpha) C + A B; the intrinsic behind an ordinary call."""
+    _from_scaled_c((a, b, c, alpha))
+
+
+def plain_multiply(a: F32Array, b: F32Array, c: F32Array) -> None:
+    """C = A B by NumPy, k ascending."""
+    c[:] = 0
+    plain_multiply_onto(a, b, c)
+
+
+def plain_multiply_onto(a: F32Array, b: F32Array, c: F32Array) -> None:
+    """C = C + A B by NumPy, k ascending."""
+    for k in range(len(b)):
+        c += a[:, k, np.newaxis] * b[k]
+
+
+def plain_multiply_onto_scaled(a: F32Array, b: F32Array, alpha: F32Array, c: F32Array) -> None:
+    """C = diag(alpha) C + A B by NumPy, k ascending."""
+    c *= alpha[:, np.newaxis]
+    plain_multiply_onto(a, b, c)
+
+
+_PLAIN = bool(numba.config.DISABLE_JIT)
+multiply = plain_multiply if _PLAIN else _compiled_multiply
+"""C [m, n] = A [m, depth] B [depth, n]."""
+multiply_onto = plain_multiply_onto if _PLAIN else _compiled_multiply_onto
+"""C [m, n] = C + A [m, depth] B [depth, n]."""
+multiply_onto_scaled = plain_multiply_onto_scaled if _PLAIN else _compiled_multiply_onto_scaled
+"""C [m, n] = diag(alpha [m]) C + A [m, depth] B [depth, n]."""
