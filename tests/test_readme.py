@@ -14,8 +14,11 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_first_example_prints_its_output(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(blocks("python")[0], str(README), "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(blocks("python")[0], str(README), "exec"), names)
     assert capsys.readouterr().out == blocks("text")[0]
+    for block in blocks("python")[1:]:
+        exec(compile(block, str(README), "exec"), names)
 
 
 def test_first_screen_has_an_example_of_at_most_ten_statements() -> None:

@@ -92,12 +92,17 @@ def test_t047_cann_states_are_v_first(chunk_backend: str) -> None:
 
 
 @pytest.mark.parametrize("v_first", [False, True])
-def test_t047_both_layouts_give_the_same_bits(backend: str, v_first: bool) -> None:
+def test_t047_both_layouts_give_the_same_result(backend: str, v_first: bool) -> None:
     case = make_case(47, t=20, heads=(1, 2), dims=(8, 5))
     first = run_fla(case, backend)
     out, state = run_fla(case.but(state=case.state.swapaxes(2, 3)), backend, state_v_first=True)
     assert state.shape == (1, 2, 5, 8)
-    assert_same_bits(first._replace(out=out, state=state.swapaxes(2, 3)), first)
+    second = first._replace(out=out, state=state.swapaxes(2, 3))
+    if backend == "recurrent":
+        # Fast promises its bits for one layout: it sums along rows where states are V first.
+        assert_within(case, second, out=1e-6, state=1e-6, expected=first)
+    else:
+        assert_same_bits(second, first)
     turned = case.but(state=case.state if v_first else case.state.swapaxes(2, 3))
     with pytest.raises(
         ValueError, match=r"`initial_state` must be \[N, Hv, D., D.\] = \[1, 2, ., .\], got \[1, 2, ., .\]"
