@@ -27,3 +27,15 @@ def checked() -> Callable[[Workload, str], dict[str, Any]]:
         return inputs
 
     return check
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what benchmarks say of themselves beside their times: ratios to what the machine allows."""
+    session = getattr(terminalreporter.config, "_benchmarksession", None)
+    rows = [] if session is None else [(b.name, b.extra_info) for b in session.benchmarks if b.extra_info]
+    if rows:
+        terminalreporter.section("ratios")
+        for name, info in rows:
+            shown = ", ".join(f"{key} {value}" for key, value in info.items() if key.startswith("times"))
+            if shown:
+                terminalreporter.write_line(f"{name}: {shown}")

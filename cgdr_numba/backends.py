@@ -80,7 +80,7 @@ def _results(problem: Problem, backend: str) -> tuple[Array, Array]:
     dtype = problem.state_dtype
     if dtype is None:
         dtype = FLOAT64 if backend == "golden" and problem.q.dtype == FLOAT64 else FLOAT32
-    out = memory.empty((*problem.v.shape[:2], dims.hv, dims.dv), problem.q.dtype)
+    out = memory.result(problem.v.shape, problem.q.dtype)
     if problem.state_v_first:
         return out, memory.empty((dims.n_sequences, dims.hv, dims.dv, dims.dk), dtype)
     return out, memory.empty((dims.n_sequences, dims.hv, dims.dk, dims.dv), dtype).swapaxes(2, 3)
@@ -103,7 +103,7 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
         if problem.q.dtype == FLOAT64:
             raise _float64_is_goldens(checks, options.backend)
         state = _final_state(checks, problem, options)
-        out = memory.empty((*problem.v.shape[:2], problem.dims.hv, problem.dims.dv), problem.q.dtype)
+        out = memory.result(problem.v.shape, problem.q.dtype)
         plan = plan_steps(problem.dims, problem.lengths, threads or current_threads())
         fast.run_steps(problem, plan, threads, out, state)
         seen = state if problem.state_v_first else state.swapaxes(2, 3)

@@ -34,14 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill every array that the package allocates, scratch and results, with NaN before it is used."""
-    allocate = memory.empty
+    for name in ("empty", "result"):
+        allocate = getattr(memory, name)
 
-    def poisoned(shape: tuple[int, ...], dtype: Any) -> Any:
-        array = allocate(shape, dtype)
-        array[...] = np.nan
-        return array
+        def poisoned(shape: tuple[int, ...], dtype: Any, allocate: Any = allocate) -> Any:
+            array = allocate(shape, dtype)
+            array[...] = np.nan
+            return array
 
-    monkeypatch.setattr(memory, "empty", poisoned)
+        monkeypatch.setattr(memory, name, poisoned)
 
 
 @pytest.fixture(params=["golden", "faithful", "recurrent"])

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import numba
@@ -37,7 +36,7 @@ class Entry:
         """Take the kernel and a function that gives the numba types of its arguments."""
         self._argument_types = argument_types
         self._lock = threading.Lock()
-        self._ready = bool(numba.config.DISABLE_JIT)
+        self._is_plain = self._ready = bool(numba.config.DISABLE_JIT)
         self._call = numba.njit(parallel=True, **_STRICT)(function)
         self.compile_seconds: float | None = None
         """Seconds that compiling or loading took in this process; None before the first call and without JIT."""
@@ -59,8 +58,11 @@ class Entry:
 
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; it returns nothing and writes into its last arguments."""
+        if self._is_plain:
+            # Plain NumPy scalars warn where compiled code does not.
+            with np.errstate(all="ignore"):
+                self._call(*arguments)
+            return
         if not self._ready:
             self.compile()
-        # Plain NumPy scalars warn where compiled code does not.
-        with np.errstate(all="ignore") if numba.config.DISABLE_JIT else nullcontext():
-            self._call(*arguments)
+        self._call(*arguments)

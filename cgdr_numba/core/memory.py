@@ -27,6 +27,11 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return np.ndarray(shape, kind, buffer, start)
 
 
+def result(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an uninitialised C-contiguous array for what a call returns; where it begins is NumPy's choice."""
+    return np.empty(shape, dtype)
+
+
 def allocate(n_bins: int, ub_bytes: int, workspace_shape: tuple[int, ...]) -> Scratch:
     """Return all scratch of one call: an arena of ub_bytes a bin, and the workspace."""
     return Scratch(scratch(n_bins, ub_bytes), empty(workspace_shape, np.float32))

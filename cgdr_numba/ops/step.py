@@ -89,12 +89,12 @@ class RecurrentStep:
             ContractError: A shape, dtype or layout other than at the start.
         """
         arrays = (q, k, v, g, beta, state)
-        for array, (shape, dtype) in zip(arrays, self._expected, strict=True):
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+        for array, (shape, dtype) in zip(arrays, self._expected, strict=False):
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype is not dtype:
                 self._refuse(arrays)
         if state.strides[3] != 4 or not state.flags.writeable:
             self._check(arrays)
-        out = memory.empty(v.shape, q.dtype)
+        out = memory.result(v.shape, q.dtype)
         self._steps.run(arrays, out)
         return out
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.memory import empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,47 @@ WORKLOADS: Final = {
     )
 }
 """P1 to P4 are prefills of models (P2 is a layer of Qwen3-Next 80B); the others are the kernel's own latency shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """A recurrent call by its sizes: B states, T tokens each."""
+
+    name: str
+    batch: int
+    n_tokens: int
+    hk: int = 16
+    hv: int = 32
+    dk: int = 128
+    dv: int = 128
+
+    @property
+    def flops(self) -> int:
+        """Three multiply-adds for every element of the state and token: S^T k, the update, S^T q."""
+        return 6 * self.batch * self.n_tokens * self.hv * self.dk * self.dv
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the float32 states."""
+        return 4 * self.batch * self.hv * self.dk * self.dv
+
+
+DECODES: Final = {decode.name: decode for decode in (Decode("D1", 1, 1), Decode("D2", 32, 1), Decode("D3", 8, 4))}
+"""One token, a batch of them, and multi-token prediction, at the heads of a Qwen3-Next 80B layer."""
+
+
+def make_decode(decode: Decode, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Return float32 q, k, v, g, beta and state in fla's layout, the state K first and on a cache line."""
+    rng = np.random.default_rng(seed)
+    tokens = (decode.batch, decode.n_tokens)
+    q, k = rng.standard_normal((2, *tokens, decode.hk, decode.dk))
+    a, b = rng.standard_normal((2, *tokens, decode.hv))
+    state = empty((decode.batch, decode.hv, decode.dk, decode.dv), np.float32)
+    state[:] = rng.standard_normal(state.shape)
+    tensors = {"q": q, "k": k, "v": rng.standard_normal((*tokens, decode.hv, decode.dv))}
+    tensors |= {"g": -np.log1p(np.exp(a - 4.0)), "beta": 1 / (1 + np.exp(-b))}
+    inputs: dict[str, NDArray[Any]] = {name: x.astype(np.float32) for name, x in tensors.items()}
+    return {**inputs, "state": state}
 
 
 def make_inputs(workload: Workload, dtype: Any = np.float16, seed: int = 0) -> dict[str, NDArray[Any]]:

@@ -26,9 +26,9 @@ class Rows(NamedTuple):
     """Scratch of one core: up to 64 tokens of a key head, and rows of one token."""
 
     q: F32Array
-    """[64, Dk]; q, normalised where asked, times scale."""
+    """[64, ceil16(Dk)]; q, normalised where asked, times scale."""
     k: F32Array
-    """[64, Dk]"""
+    """[64, ceil16(Dk)]"""
     kq: F32Array
     """[64]; k . q of each token."""
     delta: F32Array
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     p: F32Array
     """[Dv]; S^T q."""
     pair: F32Array
-    """[2]; results of a product of rows."""
+    """Two products of rows."""
 
 
 @kernel
@@ -48,8 +48,8 @@ def take_rows(arena: F32Array, dk: int, dv: int) -> Rows:
     q_end, k_end = CHUNK * key, 2 * CHUNK * key
     rows = k_end + CHUNK
     return Rows(
-        arena[:q_end].reshape(CHUNK, key)[:, :dk],
-        arena[q_end:k_end].reshape(CHUNK, key)[:, :dk],
+        arena[:q_end].reshape(CHUNK, key),
+        arena[q_end:k_end].reshape(CHUNK, key),
         arena[k_end:rows],
         arena[rows : rows + dv],
         arena[rows + value : rows + value + dv],
@@ -65,38 +65,46 @@ def rows_bytes(dk: int, dv: int) -> int:
 
 
 @kernel
-def normalise(x: F32Array, i: int, pair: F32Array) -> None:
-    """x[i] = x[i] / sqrt(x[i] . x[i] + 1e-6)."""
-    row = x[i : i + 1]
-    _read_v(row, x[i], x[i], pair[:1], pair[1:2])
-    length = np.sqrt(pair[0] + _EPS)
-    for d in range(x.shape[1]):
-        x[i, d] = x[i, d] / length
-
-
-@kernel
 def load_tokens(q_rows: Words, k_rows: Words, kind: int, how: Any, rows: Rows) -> None:
-    """Fill q, k and kq with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale)."""
+    """Fill q, k and kq with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale).
+
+    q = scale q / sqrt(q . q + 1e-6), k = k / sqrt(k . k + 1e-6) where normalised; kq is of the rows as they are then.
+    """
     with_norm, scale = how
+    dk = q_rows.shape[1]
     for i in range(q_rows.shape[0]):
-        widen_row(q_rows[i], kind, rows.q[i])
-        widen_row(k_rows[i], kind, rows.k[i])
+        q, k, products = rows.q[i, :dk], rows.k[i, :dk], rows.pair
+        widen_row(q_rows[i], kind, q)
+        widen_row(k_rows[i], kind, k)
         if with_norm:
-            normalise(rows.q, i, rows.pair)
-            normalise(rows.k, i, rows.pair)
-        for d in range(rows.q.shape[1]):
-            rows.q[i, d] = rows.q[i, d] * scale
-        _read_v(rows.k[i : i + 1], rows.q[i], rows.q[i], rows.pair[:1], rows.pair[1:2])
-        rows.kq[i] = rows.pair[0]
+            _read_v(rows.q[i : i + 1, :dk], q, q, products[:1], products[1:2])
+            multiply_row(q, dk, scale / np.sqrt(products[0] + _EPS))
+            _read_v(rows.k[i : i + 1, :dk], k, q, products[:1], products[1:2])
+            factor = _ONE / np.sqrt(products[0] + _EPS)
+            multiply_row(k, dk, factor)
+            rows.kq[i] = products[1] * factor
+        else:
+            multiply_row(q, dk, scale)
+            _read_v(rows.k[i : i + 1, :dk], q, q, products[:1], products[1:2])
+            rows.kq[i] = products[0]
 
 
 @kernel
-def finish_token(decay: np.float32, beta: np.float32, kq: np.float32, rows: Rows) -> None:
-    """Delta = beta (v - a m), and p = a p + (k . q) delta, which is S'^T q of the updated state S'."""
-    for c in range(len(rows.delta)):
-        delta = beta * (rows.delta[c] - decay * rows.m[c])
-        rows.delta[c] = delta
-        rows.p[c] = decay * rows.p[c] + kq * delta
+def multiply_row(x: F32Array, n: int, factor: np.float32) -> None:
+    """x[:n] = x[:n] * factor."""
+    for d in range(n):
+        x[d] = x[d] * factor
+
+
+@kernel
+def finish_token(
+    decay: np.float32, beta: np.float32, kq: np.float32, delta: F32Array, m: F32Array, p: F32Array
+) -> None:
+    """Form delta = beta (v - a m), and p = a p + (k . q) delta, the updated state's product with q."""
+    for c in range(len(delta)):
+        change = beta * (delta[c] - decay * m[c])
+        delta[c] = change
+        p[c] = decay * p[c] + kq * change
 
 
 class Tokens(NamedTuple):
@@ -122,25 +130,25 @@ def run_tokens(x: Tokens, source: F32Array, state: F32Array, is_v_first: bool, r
     it comes first, last or in between, so a run may be cut anywhere without a changed bit.
     """
     kind, g_kind, beta_kind = x.kinds
-    n_tokens = x.v.shape[0]
+    n_tokens, dk = x.v.shape[0], source.shape[1] if is_v_first else source.shape[0]
     if is_v_first:
-        _read_v(source, rows.k[0], rows.q[0], rows.m, rows.p)
+        _read_v(source, rows.k[0, :dk], rows.q[0, :dk], rows.m, rows.p)
     else:
-        _read_k(source, rows.k[0], rows.q[0], rows.m, rows.p)
+        _read_k(source, rows.k[0, :dk], rows.q[0, :dk], rows.m, rows.p)
     for i in range(n_tokens):
         decay = np.float32(_exp64(np.float64(widen(x.g[i], g_kind))))
         widen_row(x.v[i], kind, rows.delta)
-        finish_token(decay, widen(x.beta[i], beta_kind), rows.kq[i], rows)
+        finish_token(decay, widen(x.beta[i], beta_kind), rows.kq[i], rows.delta, rows.m, rows.p)
         narrow_row(rows.p, kind, x.out[i])
         last = i + 1 == n_tokens
         following = i if last else i + 1
-        k_next, q_next = rows.k[following], rows.q[following]
+        k, k_next, q_next = rows.k[i, :dk], rows.k[following, :dk], rows.q[following, :dk]
         if last and is_v_first:
-            _update_v(source, decay, rows.k[i], rows.delta, state)
+            _update_v(source, decay, k, rows.delta, state)
         elif last:
-            _update_k(source, decay, rows.k[i], rows.delta, state)
+            _update_k(source, decay, k, rows.delta, state)
         elif is_v_first:
-            _both_v(source, decay, rows.k[i], rows.delta, k_next, q_next, state, rows.m, rows.p)
+            _both_v(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
         else:
-            _both_k(source, decay, rows.k[i], rows.delta, k_next, q_next, state, rows.m, rows.p)
+            _both_k(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
         source = state

@@ -1,0 +1,67 @@
+"""How fast decode runs, as ratios to what the machine allows: ``pytest bench --benchmark-enable``."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cgdr_numba import RecurrentStep, fused_recurrent_gated_delta_rule
+from cgdr_numba.parity.cases import DECODES, Decode, make_decode
+from gate import worst_head
+from yardsticks import fma_rate, read_modify_write
+
+FP32_RMS = 1e-6
+"""Largest relative rms of a head that still counts as right for float32."""
+NAMES = ("q", "k", "v", "g", "beta", "state")
+
+
+def checked(decode: Decode) -> dict[str, Any]:
+    """Return a decode's inputs, or skip the benchmark where its parity is red."""
+    inputs = make_decode(decode)
+    q, k, v, g, beta, state = (inputs[name][:1] for name in NAMES)
+    wide = [x.astype(np.float64) for x in (q, k, v, g, beta, state)]
+    results = []
+    for (q, k, v, g, beta, state), backend in ((wide, "golden"), ([x.astype(np.float32) for x in wide], "fast")):
+        options = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+        results.append(fused_recurrent_gated_delta_rule(q, k, v, g=g, beta=beta, backend=backend, **options))
+    errors = [
+        worst_head(x.swapaxes(1, 2) if i == 0 else x, t.swapaxes(1, 2) if i == 0 else t)
+        for i, (x, t) in enumerate(zip(results[1], results[0], strict=True))
+    ]
+    if not max(errors) <= FP32_RMS:
+        pytest.skip(f"parity is red: relative rms {max(errors):.2e} > {FP32_RMS:g}, so no speed is shown")
+    return inputs
+
+
+@pytest.mark.benchmark(group="decode")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", list(DECODES))
+def test_prepared_step(benchmark: Any, name: str, threads: int) -> None:
+    decode = DECODES[name]
+    arrays = [checked(decode)[n] for n in NAMES]
+    step = RecurrentStep(*arrays, use_qk_l2norm_in_kernel=True, threads=threads)
+    floor = decode.flops / (fma_rate() * threads)
+    in_place = read_modify_write(decode.state_bytes, threads)
+    benchmark.pedantic(step, arrays, rounds=200 if name == "D1" else 40, warmup_rounds=5)
+    if benchmark.enabled:
+        median = benchmark.stats.stats.median
+        benchmark.extra_info |= {
+            "threads": threads,
+            "flops": decode.flops,
+            "state_bytes": decode.state_bytes,
+            "times 3 FMA an element": round(median / floor, 3),
+            "times in-place read and write": round(median / in_place, 3),
+        }
+
+
+@pytest.mark.benchmark(group="overhead")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_call_of_one_narrow_head(benchmark: Any, prepared: bool) -> None:
+    inputs = make_decode(Decode("narrow", 1, 1, 1, 1, 16, 16))
+    arrays = [inputs[n] for n in NAMES]
+    if prepared:
+        benchmark.pedantic(RecurrentStep(*arrays, threads=1), arrays, rounds=2000, warmup_rounds=20)
+        return
+    q, k, v, g, beta, state = arrays
+    options = {"g": g, "beta": beta, "initial_state": state, "out_state": state, "threads": 1}
+    benchmark.pedantic(fused_recurrent_gated_delta_rule, (q, k, v), options, rounds=2000, warmup_rounds=20)
