@@ -151,7 +151,7 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
 
 def _same_memory(a: Array, b: Any) -> bool:
     """Return whether two arrays are the same elements in the same places."""
-    return bool(
+    return a is b or bool(
         a.dtype == b.dtype
         and a.shape == b.shape
         and a.strides == b.strides

@@ -6,6 +6,7 @@ seen by kernels as [..., w] little-endian words, w = 1 (float16, bfloat16), 2 (f
 for all of them, without a copy.
 """
 
+import math
 import sys
 from typing import Any, Final
 
@@ -56,6 +57,11 @@ def round_to(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
     step = np.where(np.abs(back) < np.abs(values), 1, -1).astype(np.int32)
     odd = np.where(inexact, near.view(np.int32) + step, near.view(np.int32))
     return odd.astype(np.int32).view(np.float32).astype(dtype)
+
+
+def single(value: float) -> np.float32:
+    """Return the float32 nearest to a number; beyond float32 it is infinite, without NumPy's warning."""
+    return np.float32(value if abs(value) <= F32_MAX or value != value else math.copysign(math.inf, value))
 
 
 @kernel

@@ -99,9 +99,8 @@ def fused_recurrent_gated_delta_rule(
     """
     op = "fused_recurrent_gated_delta_rule"
     refuse_unknown(op, unknown)
-    if any(x is not None for x in (gk, gv, A_log, dt_bias)) or any(
-        (use_beta_sigmoid_in_kernel, use_gate_in_kernel, allow_neg_eigval)
-    ):
+    tensors_to_come = gk is not None or gv is not None or A_log is not None or dt_bias is not None
+    if tensors_to_come or use_beta_sigmoid_in_kernel or use_gate_in_kernel or allow_neg_eigval:
         given = {
             "gk": gk is not None,
             "gv": gv is not None,
@@ -111,11 +110,8 @@ def fused_recurrent_gated_delta_rule(
             "dt_bias": dt_bias is not None,
             "allow_neg_eigval": allow_neg_eigval,
         }
-        names = [name for name, value in given.items() if Checks(op).flag(name, value)]
-        if names:
-            raise UnsupportedError(
-                f"{op}: `{names[0]}` is not offered yet: pass g as the log decay and beta as it is used"
-            )
+        name = next(name for name, value in given.items() if Checks(op).flag(name, value))
+        raise UnsupportedError(f"{op}: `{name}` is not offered yet: pass g as the log decay and beta as it is used")
     wants_state = Checks(op).flag("output_final_state", output_final_state)
     problem = fla_problem(
         op,

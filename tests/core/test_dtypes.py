@@ -99,3 +99,16 @@ def test_golden_rounds_to_bfloat16_once() -> None:
         assert dtypes.round_to(special, dtypes.BFLOAT16).astype(np.float64).tolist()[:2] == [np.inf, -np.inf]
     plain = np.random.default_rng(0).standard_normal(1000).astype(np.float32).astype(np.float64)
     assert_same(dtypes.round_to(plain, dtypes.BFLOAT16), plain.astype(np.float32).astype(BF16))
+
+
+def test_numbers_beyond_float32_become_infinite() -> None:
+    """Also where rounding to nearest would still give the largest float32."""
+    largest = float(np.finfo(SINGLE).max)
+    assert [dtypes.single(x) for x in (1e300, -1e300, np.inf, largest, 0.1)] == [
+        np.inf,
+        -np.inf,
+        np.inf,
+        largest,
+        SINGLE(0.1),
+    ]
+    assert np.isnan(dtypes.single(np.nan))

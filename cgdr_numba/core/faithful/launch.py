@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
-from cgdr_numba.core.dtypes import KINDS, as_words
+from cgdr_numba.core.dtypes import KINDS, as_words, single
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.ub import Kinds
 from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
@@ -36,9 +36,6 @@ def run(
     inputs = (q, k, problem.v, problem.g, problem.beta, problem.state)
     kinds = Kinds(*(KINDS[x.dtype] for x in (q, problem.g, problem.beta, problem.state, final_state)))
     scratch = memory.allocate(plan.n_bins, plan.tiling.ledger.total_bytes, plan.workspace_shape())
-    # A factor beyond float32 becomes infinite, as any number that is rounded to float32 does here.
-    with np.errstate(over="ignore"):
-        scale = np.float32(problem.scale)
     with numba_threads(threads):
         launch = walk_bins if arith is None else walk_bins_optioned
         launch(
@@ -51,7 +48,7 @@ def run(
             problem.dims,
             kinds,
             arith,
-            scale,
+            single(problem.scale),
             *scratch,
             as_words(out),
             as_words(final_state),

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
-from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words
+from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
 from cgdr_numba.core.fast.step import rows_bytes
 from cgdr_numba.core.fast.step_worker import StepFlags, StepKinds, walk_steps
 from cgdr_numba.core.threads import numba_threads
@@ -27,16 +27,13 @@ class PreparedSteps:
         self._serial = plan.n_bins <= 1
         kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, state)))
         flags = StepFlags(problem.normalise, problem.state_v_first, self._is_direct)
-        # A factor beyond float32 becomes infinite, as any number that is rounded to float32 does.
-        with np.errstate(over="ignore"):
-            scale = np.float32(problem.scale)
         self._fixed = (
             *problem.sequences,
             *plan,
             problem.dims,
             kinds,
             flags,
-            scale,
+            single(problem.scale),
             memory.scratch(plan.n_bins, rows_bytes(problem.dims.dk, problem.dims.dv)),
         )
 
