@@ -61,7 +61,7 @@ def round_to(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def single(value: float) -> np.float32:
     """Return the float32 nearest to a number; beyond float32 it is infinite, without NumPy's warning."""
-    return np.float32(value if abs(value) <= F32_MAX or value != value else math.copysign(math.inf, value))
+    return np.float32(value if abs(value) <= float(F32_MAX) or value != value else math.copysign(math.inf, value))
 
 
 @kernel

@@ -22,8 +22,12 @@ _STRICT: dict[str, Any] = {
 
 
 def kernel(function: F) -> F:
-    """Compile `function` strictly, at its first use; with NUMBA_DISABLE_JIT=1 it stays plain Python."""
-    return numba.njit(**_STRICT)(function)  # type: ignore[no-any-return]
+    """Compile `function` strictly, at its first use; with NUMBA_DISABLE_JIT=1 it stays plain Python.
+
+    Kernels allocate nothing and count no references: counting cost more than a small head's whole work. So what a
+    kernel returns, where that is a view, is for other kernels alone; from Python it would come without an owner.
+    """
+    return numba.njit(_nrt=False, **_STRICT)(function)  # type: ignore[no-any-return]
 
 
 class Entry:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -189,17 +190,18 @@ def test_repeats_in_garbage(
     plans = [plan_of(call, 8, 48), plan_of(call, 8, 16), plan_of(call, 1, 16)]
     expected = faithful(call, **options)
     rng = np.random.default_rng(37)
-    allocate, n_allocations = memory.empty, 0
+    allocators, n_allocations = {name: getattr(memory, name) for name in ("empty", "result")}, 0
 
-    def garbage(shape: tuple[int, ...], dtype: Any) -> Any:
+    def garbage(shape: tuple[int, ...], dtype: Any, name: str) -> Any:
         nonlocal n_allocations
         n_allocations += 1
-        array = allocate(shape, dtype)
+        array = allocators[name](shape, dtype)
         words = array.reshape(-1).view(np.uint16)
         words[...] = rng.integers(0, 2**16, words.size, np.uint16)
         return array
 
-    monkeypatch.setattr(memory, "empty", garbage)
+    for name in allocators:
+        monkeypatch.setattr(memory, name, partial(garbage, name=name))
     for i in range(repeats):
         kept = [np.full(int(n), np.inf) for n in rng.integers(1, 10_000, 10)]
         assert_same(faithful(call, plan=plans[i % 3], **options), expected)

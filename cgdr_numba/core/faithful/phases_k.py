@@ -108,14 +108,6 @@ def prepare_attn_query_cache(
 
 
 @kernel
-def dot_columns(k: F32Array, j: int, n_rows: int, dk: int, v: F32Array) -> F32Array:
-    """Return rows j .. j + 15 of K as columns [Dk * 16] in the v slice, which is dead from phase 3.5 to step 1."""
-    columns = v.reshape(v.size)[: dk * DOT_COLUMNS]
-    transpose(k, j, min(DOT_COLUMNS, n_rows - j), dk, columns)
-    return columns
-
-
-@kernel
 def compute_scores(
     n_rows: int,
     dk: int,
@@ -129,8 +121,8 @@ def compute_scores(
 ) -> None:
     """Phase 4, direct part: B[i][j] = fl(-(KB[i] . K[j]) * D[i][j]) for j < i; the dots in the dot slice.
 
-    Sixteen columns j at a time where K's rows fit the v slice as columns and nothing saturates, else one dot after
-    another: equal bits.
+    Sixteen columns j at a time where K's rows fit the v slice as columns [Dk * 16] (it is dead from phase 3.5 to
+    step 1) and nothing saturates, else one dot after another: equal bits.
     """
     if arith is not None or dk * DOT_COLUMNS > v.size:
         for i in range(1, n_rows):
@@ -138,8 +130,9 @@ def compute_scores(
                 product = dot(k_beta[i, :dk], k[j, :dk], sums, arith)
                 scores[i, j] = -product * decay[i, j]
         return
+    columns = v.reshape(v.size)
     for begin in range(0, n_rows, DOT_COLUMNS):
-        columns = dot_columns(k, begin, n_rows, dk, v)
+        transpose(k, begin, min(DOT_COLUMNS, n_rows - begin), dk, columns)
         for i in range(begin + 1, n_rows):
             wide_dot(k_beta[i], columns, dk, sums)
             for j in range(begin, min(i, begin + DOT_COLUMNS)):
@@ -177,17 +170,14 @@ def attend_columns(q_row: F32Array, i: int, begin: int, columns: F32Array, sums:
 
 
 @kernel
-def scale_query_row(
-    q_rows: Words, i: int, kind: int, scale: np.float32, arith: Arith | None, delta: F32Array
-) -> F32Array:
-    """Return row i of QS, formed in the delta slice.
+def scale_query_row(q_rows: Words, i: int, kind: int, scale: np.float32, arith: Arith | None, delta: F32Array) -> None:
+    """Row i of QS into the delta slice.
 
     A vector result on the cached path, so settled here too: a number must not depend on its path.
     """
     dk = q_rows.shape[1]
     for d in range(dk):
         delta[0, d] = settle(widen(q_rows[i, d], kind) * scale, arith)
-    return delta[0, :dk]
 
 
 @kernel
@@ -206,8 +196,9 @@ def compute_attn_cached(
         for i in range(n_rows):
             attend_row(q_cache[i], i, arith, k, sums, decay)
         return
+    columns = v.reshape(v.size)
     for begin in range(0, n_rows, DOT_COLUMNS):
-        columns = dot_columns(k, begin, n_rows, dk, v)
+        transpose(k, begin, min(DOT_COLUMNS, n_rows - begin), dk, columns)
         for i in range(begin, n_rows):
             attend_columns(q_cache[i], i, begin, columns, sums, decay)
 
@@ -228,13 +219,15 @@ def compute_attn_reread(
     n_rows, dk = q_rows.shape[0], q_rows.shape[1]
     if arith is not None or dk * DOT_COLUMNS > v.size:
         for i in range(n_rows):
-            attend_row(scale_query_row(q_rows, i, kind, scale, arith, delta), i, arith, k, sums, decay)
+            scale_query_row(q_rows, i, kind, scale, arith, delta)
+            attend_row(delta[0, :dk], i, arith, k, sums, decay)
         return
+    columns = v.reshape(v.size)
     for begin in range(0, n_rows, DOT_COLUMNS):
-        columns = dot_columns(k, begin, n_rows, dk, v)
+        transpose(k, begin, min(DOT_COLUMNS, n_rows - begin), dk, columns)
         for i in range(begin, n_rows):
-            q_row = scale_query_row(q_rows, i, kind, scale, arith, delta)
-            attend_columns(q_row, i, begin, columns, sums, decay)
+            scale_query_row(q_rows, i, kind, scale, arith, delta)
+            attend_columns(delta[0, :dk], i, begin, columns, sums, decay)
 
 
 @kernel
