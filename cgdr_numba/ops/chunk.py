@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from cgdr_numba.backends import Options, run
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, cann_problem, fla_problem
-from cgdr_numba.errors import UnsupportedError
-from cgdr_numba.ops.keywords import refuse_unknown
+from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
 from cgdr_numba.sched.device import DeviceSpec
 from cgdr_numba.sched.plan import Plan
 
@@ -102,16 +101,14 @@ def chunk_gated_delta_rule(
     """
     op = "chunk_gated_delta_rule"
     refuse_unknown(op, unknown)
-    asked = {
+    not_offered = {
         "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
         "use_gate_in_kernel": use_gate_in_kernel,
         "A_log": A_log is not None,
         "dt_bias": dt_bias is not None,
         "allow_neg_eigval": allow_neg_eigval,
     }
-    for name, value in asked.items():
-        if Checks(op).flag(name, value):
-            raise UnsupportedError(f"{op}: `{name}` is not offered yet: pass g as the log decay and beta as it is used")
+    refuse_not_offered(op, not_offered)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
     problem = fla_problem(
         op,

@@ -1,6 +1,10 @@
 """Keywords that the public functions do not take."""
 
+from collections.abc import Mapping
 from typing import Final, Never
+
+from cgdr_numba.core.checks import Checks
+from cgdr_numba.errors import UnsupportedError
 
 _FLA_ONLY: Final = {
     "head_first": "tensors are [B, T, H, D] here, as in fla",
@@ -18,3 +22,10 @@ def refuse_unknown(op: str, unknown: dict[str, Never]) -> None:
     for name in unknown:
         reason = f" (known to fla: {_FLA_ONLY[name]})" if name in _FLA_ONLY else ""
         raise TypeError(f"{op}() got an unexpected keyword argument '{name}'{reason}")
+
+
+def refuse_not_offered(op: str, given: Mapping[str, object]) -> None:
+    """Raise UnsupportedError for the first option that is on; DtypeError for one that is no switch."""
+    for name, value in given.items():
+        if value is not False and Checks(op).flag(name, value):
+            raise UnsupportedError(f"{op}: `{name}` is not offered yet: pass g as the log decay and beta as it is used")

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from cgdr_numba.backends import RecurrentOptions, run_recurrent
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
-from cgdr_numba.errors import UnsupportedError
-from cgdr_numba.ops.keywords import refuse_unknown
+from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
 
 Array = NDArray[Any]
 
@@ -99,19 +98,16 @@ def fused_recurrent_gated_delta_rule(
     """
     op = "fused_recurrent_gated_delta_rule"
     refuse_unknown(op, unknown)
-    tensors_to_come = gk is not None or gv is not None or A_log is not None or dt_bias is not None
-    if tensors_to_come or use_beta_sigmoid_in_kernel or use_gate_in_kernel or allow_neg_eigval:
-        given = {
-            "gk": gk is not None,
-            "gv": gv is not None,
-            "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
-            "use_gate_in_kernel": use_gate_in_kernel,
-            "A_log": A_log is not None,
-            "dt_bias": dt_bias is not None,
-            "allow_neg_eigval": allow_neg_eigval,
-        }
-        name = next(name for name, value in given.items() if Checks(op).flag(name, value))
-        raise UnsupportedError(f"{op}: `{name}` is not offered yet: pass g as the log decay and beta as it is used")
+    not_offered = {
+        "gk": gk is not None,
+        "gv": gv is not None,
+        "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
+        "use_gate_in_kernel": use_gate_in_kernel,
+        "A_log": A_log is not None,
+        "dt_bias": dt_bias is not None,
+        "allow_neg_eigval": allow_neg_eigval,
+    }
+    refuse_not_offered(op, not_offered)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
     problem = fla_problem(
         op,

@@ -7,14 +7,12 @@ width alone.
 
 from typing import Any, Final
 
-import numba
 import numpy as np
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-from cgdr_numba.core.fast.pass_intrinsic import pass_intrinsic
+from cgdr_numba.core.fast.passes import make_passes
 from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set
-from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
 
@@ -69,39 +67,6 @@ def _emit_vectors(builder: Any, given: dict[str, Any], rows: list[Any], place: A
             builder.store(lanes.multiply_add(factor, value, builder.load(totals[i])), totals[i])
 
 
-_read = pass_intrinsic(("state", "k_next", "q_next", "m", "p"), _emit)
-_update = pass_intrinsic(("state", "decay", "k", "delta", "out"), _emit)
-_both = pass_intrinsic(("state", "decay", "k", "delta", "k_next", "q_next", "out", "m", "p"), _emit)
-
-
-@kernel
-def _compiled_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array, p: F32Array) -> None:
-    """Write m = S k_next and p = S q_next; the intrinsic behind an ordinary call."""
-    _read((state, k_next, q_next, m, p))
-
-
-@kernel
-def _compiled_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Array, out: F32Array) -> None:
-    """Write out = decay S + delta k^T; the intrinsic behind an ordinary call."""
-    _update((state, decay, k, delta, out))
-
-
-@kernel
-def _compiled_both(
-    state: F32Array,
-    decay: np.float32,
-    k: F32Array,
-    delta: F32Array,
-    k_next: F32Array,
-    q_next: F32Array,
-    out: F32Array,
-    m: F32Array,
-    p: F32Array,
-) -> None:
-    """Write out = decay S + delta k^T, m and p of out; the intrinsic behind an ordinary call."""
-    _both((state, decay, k, delta, k_next, q_next, out, m, p))
-
-
 def plain_read(state: F32Array, k_next: F32Array, q_next: F32Array, m: F32Array, p: F32Array) -> None:
     """Write m = S k_next and p = S q_next, by NumPy."""
     rows = np.ascontiguousarray(state)
@@ -113,26 +78,4 @@ def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Arra
     out[:] = decay * state + delta[:, np.newaxis] * k
 
 
-def plain_both(
-    state: F32Array,
-    decay: np.float32,
-    k: F32Array,
-    delta: F32Array,
-    k_next: F32Array,
-    q_next: F32Array,
-    out: F32Array,
-    m: F32Array,
-    p: F32Array,
-) -> None:
-    """Write out = decay S + delta k^T, m and p of out, by NumPy."""
-    plain_update(state, decay, k, delta, out)
-    plain_read(out, k_next, q_next, m, p)
-
-
-_PLAIN = bool(numba.config.DISABLE_JIT)
-read = plain_read if _PLAIN else _compiled_read
-"""m[:n] = S k_next, p[:n] = S q_next for S [n, Dk] with rows of any stride."""
-update = plain_update if _PLAIN else _compiled_update
-"""out = decay S + delta k^T. out may be S."""
-update_and_read = plain_both if _PLAIN else _compiled_both
-"""Both in one pass, the sums over the updated rows: the bits of one after the other."""
+read, update, update_and_read = make_passes(_emit, plain_read, plain_update)
