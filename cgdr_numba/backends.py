@@ -21,7 +21,9 @@ from cgdr_numba.sched.steps import plan_steps
 Array = NDArray[Any]
 
 BACKENDS: Final = ("golden", "faithful")
-"""The backends of this version."""
+"""The backends of the chunked functions."""
+RECURRENT_BACKENDS: Final = ("fast", "golden")
+"""The backends of the recurrent function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,9 @@ def _results(problem: Problem, backend: str) -> tuple[Array, Array]:
 def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, Array]:
     """Check the options and run the recurrent operator; returns out and the final state in the caller's layout."""
     checks = Checks(problem.op)
-    if options.backend == "faithful":
+    if isinstance(options.backend, str) and options.backend == "faithful":
         raise UnsupportedError(f'{problem.op}: backend="faithful" is not offered; take "fast" or "golden"')
-    backend = checks.choice("backend", options.backend, ("fast", "golden"))
+    backend = checks.choice("backend", options.backend, RECURRENT_BACKENDS)
     threads = check_threads(checks, options.threads)
     if backend == "golden":
         if options.out_state is not None:

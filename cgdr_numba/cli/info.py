@@ -11,8 +11,9 @@ import typer
 import cgdr_numba
 from cgdr_numba.cli.console import print_json, print_text
 from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
+from cgdr_numba.core.fast.simd import instruction_set
 from cgdr_numba.core.threads import most_threads
-from cgdr_numba.ops import BACKENDS
+from cgdr_numba.ops import BACKENDS, RECURRENT_BACKENDS
 from cgdr_numba.sched.device import ASCEND_310P, host, usable_cores
 from cgdr_numba.sched.plan import REVISION
 
@@ -45,6 +46,8 @@ def _facts() -> dict[str, Any]:
         "jit": not numba.config.DISABLE_JIT,
         "cache_folder": None if folder is None else str(folder),
         "backends": list(BACKENDS),
+        "recurrent_backends": list(RECURRENT_BACKENDS),
+        "instruction_set": instruction_set().name,
         "revision": REVISION,
         "targets": [
             {"name": device.name, "cores": device.cores, "ub_bytes": device.ub_bytes, "source": device.source}
@@ -63,7 +66,8 @@ def _text(facts: dict[str, Any]) -> str:
         "machine": f"{facts['machine']}, {facts['cpu']} as LLVM names it, {facts['usable_cores']} usable core(s)",
         "numba": f"{facts['threads']} thread(s), threading layer setting {facts['threading_layer']!r}, {kernels}",
         "cache": facts["cache_folder"] or f"off ({FOLDER_VARIABLE} is empty)",
-        "backends": ", ".join(facts["backends"]),
+        "backends": f"{', '.join(facts['backends'])}; recurrent: {', '.join(facts['recurrent_backends'])}",
+        "fast": f"instruction set {facts['instruction_set']}",
         "kernel": facts["revision"],
     }
     targets = {

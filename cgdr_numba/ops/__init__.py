@@ -1,12 +1,13 @@
 """The public functions: fla's names and layouts, and CANN's, over one contract."""
 
-from cgdr_numba.backends import BACKENDS
+from cgdr_numba.backends import BACKENDS, RECURRENT_BACKENDS
 from cgdr_numba.ops.chunk import Backend, chunk_gated_delta_rule, npu_chunk_gated_delta_rule
 from cgdr_numba.ops.recurrent import fused_recurrent_gated_delta_rule
 from cgdr_numba.ops.step import RecurrentStep
 
 __all__ = [
     "BACKENDS",
+    "RECURRENT_BACKENDS",
     "Backend",
     "RecurrentStep",
     "chunk_gated_delta_rule",
