@@ -19,6 +19,14 @@ def boundscheck(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("cpu", ["haswell", "generic"])
+def instruction_sets(session: nox.Session, cpu: str) -> None:
+    """The suite on other instruction sets that this machine can run: AVX2, and none beyond SSE2."""
+    install(session)
+    session.run("pytest", *session.posargs, env={"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": ""})
+
+
+@nox.session
 def exhaustive(session: nox.Session) -> None:
     """The random problems in their full number."""
     install(session)
