@@ -38,8 +38,7 @@ def _scale_on_two(x, factor):
     """The same on two threads."""
     for half in numba.prange(2):
         begin = half * (len(x) // 2)
-        for i in range(begin, begin + len(x) // 2):
-            x[i] = x[i] * factor
+        _scale(x[begin : begin + len(x) // 2], factor)
 
 
 def _best(run: Callable[[], object], rounds: int = 15) -> float:
