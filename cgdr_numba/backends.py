@@ -117,13 +117,7 @@ def _final_state(checks: Checks, problem: Problem, options: RecurrentOptions) ->
     """Return out_state after its checks, or a new array for the final state, in the caller's layout."""
     if options.out_state is not None:
         return check_out_state(checks, problem, options.out_state, options.initial_state, "out_state")
-    return memory.empty(_state_shape(problem), FLOAT32)
-
-
-def _state_shape(problem: Problem) -> tuple[int, int, int, int]:
-    """Return the shape of states in the caller's layout."""
-    n, hv, dv, dk = problem.state.shape
-    return (n, hv, dv, dk) if problem.state_v_first else (n, hv, dk, dv)
+    return memory.empty(problem.given_state.shape, FLOAT32)
 
 
 def check_out_state(checks: Checks, problem: Problem, value: object, initial_state: object, name: str) -> Array:
@@ -131,7 +125,7 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
     axes = "N, Hv, Dv, Dk" if problem.state_v_first else "N, Hv, Dk, Dv"
     state = checks.array(name, value)
     checks.rank(name, state, axes)
-    checks.shape(name, state, axes, _state_shape(problem))
+    checks.shape(name, state, axes, problem.given_state.shape)
     if state.dtype != FLOAT32:
         raise DtypeError(f"{checks.op}: `{name}` must be float32, got {state.dtype}")
     if not state.flags.writeable:

@@ -100,6 +100,11 @@ class Problem:
     """Layout of the state that the caller gave and gets."""
 
     @property
+    def given_state(self) -> NDArray[Any]:
+        """The initial state in the caller's layout."""
+        return self.state if self.state_v_first else self.state.swapaxes(2, 3)
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence."""
         return tuple(self.sequences.length.tolist())

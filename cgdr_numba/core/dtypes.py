@@ -35,7 +35,6 @@ F32_MAX: Final = np.finfo(np.float32).max
 HALF_MAX: Final = np.float32(65504.0)
 BF16_MAX: Final = np.uint32(0x7F7F0000).view(np.float32)
 _HALF_ULP: Final = np.float32(2.0**-24)
-_ZERO: Final = np.float32(0.0)
 
 
 def as_words(array: NDArray[Any]) -> NDArray[np.uint16]:

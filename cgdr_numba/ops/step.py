@@ -67,9 +67,9 @@ class RecurrentStep:
         for name, value in (("g", g), ("beta", beta), ("state", state)):
             checks.array(name, value)
         self._options = {"scale": scale, "normalise": use_qk_l2norm_in_kernel, "state_v_first": state_v_first}
-        self._arrays = (q, k, v, g, beta, state)
-        problem = self._check(self._arrays)
-        self._expected = tuple((x.shape, x.dtype) for x in self._arrays)
+        arrays = (q, k, v, g, beta, state)
+        problem = self._check(arrays)
+        self._expected = tuple((x.shape, x.dtype) for x in arrays)
         n_threads = check_threads(checks, threads)
         plan = plan_steps(problem.dims, problem.lengths, n_threads or current_threads())
         self._steps = PreparedSteps(problem, plan, n_threads)

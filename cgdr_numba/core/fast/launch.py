@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
@@ -20,7 +19,7 @@ class PreparedSteps:
     """Launches of one recurrent problem's shape: all that does not change between calls, and scratch."""
 
     def __init__(self, problem: "Problem", plan: "StepPlan", threads: int | None) -> None:
-        state = problem.state if problem.state_v_first else problem.state.swapaxes(2, 3)
+        state = problem.given_state
         self._is_direct = bool(state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1))
         self._state_words = as_words(state)
         self._threads = threads
@@ -44,8 +43,7 @@ class PreparedSteps:
 
     def run_from(self, problem: "Problem", out: NDArray[Any], final_state: NDArray[Any]) -> None:
         """Run the problem itself; writes out and the final states of sequences that have tokens."""
-        state = problem.state if problem.state_v_first else problem.state.swapaxes(2, 3)
-        source = state if self._is_direct else final_state
+        source = problem.given_state if self._is_direct else final_state
         self._launch((problem.q, problem.k, problem.v, problem.g, problem.beta), source, out, final_state)
 
     def _launch(
@@ -56,7 +54,7 @@ class PreparedSteps:
         final_state: NDArray[Any],
     ) -> None:
         """Call the worker."""
-        words = [x[..., np.newaxis].view(np.uint16) for x in inputs]
+        words = [as_words(x) for x in inputs]
         arguments = (*words, self._state_words, source, *self._fixed, as_words(out), final_state)
         if self._serial:
             # One bin runs without threads, and asking numba for its number would cost as much as a small call.
