@@ -30,18 +30,25 @@ def kernel(function: F) -> F:
     return numba.njit(_nrt=False, **_STRICT)(function)  # type: ignore[no-any-return]
 
 
+def inlined_kernel(function: F) -> F:
+    """Compile as `kernel` does, into its callers, so that a loop over its calls can become vector code."""
+    return numba.njit(_nrt=False, forceinline=True, **_STRICT)(function)  # type: ignore[no-any-return]
+
+
 class Entry:
-    """A parallel kernel with exactly one compiled signature, compiled at its first call.
+    """A kernel, parallel as a rule, with exactly one compiled signature, compiled at its first call.
 
     One signature means that no stride pattern, byte alignment or dtype of a user's array compiles anything again.
     """
 
-    def __init__(self, function: Callable[..., Any], argument_types: Callable[[], tuple[Any, ...]]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], argument_types: Callable[[], tuple[Any, ...]], *, parallel: bool = True
+    ) -> None:
         """Take the kernel and a function that gives the numba types of its arguments."""
         self._argument_types = argument_types
         self._lock = threading.Lock()
         self._is_plain = self._ready = bool(numba.config.DISABLE_JIT)
-        self._call = numba.njit(parallel=True, **_STRICT)(function)
+        self._call = numba.njit(parallel=parallel, **_STRICT)(function)
         self.compile_seconds: float | None = None
         """Seconds that compiling or loading took in this process; None before the first call and without JIT."""
         self.loaded = False
