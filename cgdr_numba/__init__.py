@@ -5,6 +5,7 @@ from cgdr_numba.errors import BudgetError, ContractError, DtypeError, Unsupporte
 from cgdr_numba.ops import (
     RecurrentStep,
     chunk_gated_delta_rule,
+    fused_gdn_gating,
     fused_recurrent_gated_delta_rule,
     npu_chunk_gated_delta_rule,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "RecurrentStep",
     "UnsupportedError",
     "chunk_gated_delta_rule",
+    "fused_gdn_gating",
     "fused_recurrent_gated_delta_rule",
     "host",
     "npu_chunk_gated_delta_rule",

@@ -135,6 +135,9 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
     if not state.flags.c_contiguous and 0 in state.strides and state.size:
         raise checks.error(f"`{name}` must not overlap itself, got strides {list(state.strides)}")
     inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g, "beta": problem.beta}
+    raw = problem.raw_gates
+    if raw is not None:
+        inputs |= raw.tensors()
     if initial_state is None or not _same_memory(state, initial_state):
         inputs["initial_state"] = problem.state
     for other, array in inputs.items():

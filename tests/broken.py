@@ -49,6 +49,7 @@ class Break(NamedTuple):
 
 
 MISSING = object()
+GATE_SWITCHES = ["use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval"]
 Breaker = Callable[[Family, Arguments, Rng], Break]
 
 
@@ -202,13 +203,35 @@ def no_lengths(family: Family, call: Arguments, rng: Rng) -> Break:
 
 def scale(family: Family, call: Arguments, rng: Rng) -> Break:
     value = pick(rng, ["1", b"1", True, np.True_, 1j, np.complex64(1), [1.0], np.ones(1), np.array(1.0), {}, 10**400])
-    return Break({"scale": value}, repr(value))
+    return Break({"scale": value}, "an integer beyond it" if type(value) is int else repr(value))
 
 
 def flag(family: Family, call: Arguments, rng: Rng) -> Break:
-    name = pick(rng, ["output_final_state", "use_qk_l2norm_in_kernel", "state_v_first", "use_gate_in_kernel"])
+    name = pick(rng, ["output_final_state", "use_qk_l2norm_in_kernel", "state_v_first", *GATE_SWITCHES])
     value = pick(rng, [0, 1, None, "True", 1.0, np.int64(1), np.array(True), np.array([True, False]), []])
     return Break({name: value}, repr(value))
+
+
+def gate_options(family: Family, call: Arguments, rng: Rng) -> Break:
+    """Options of the gates that lack what they need, or what they need in another shape or dtype."""
+    weight, on = np.zeros(HV, np.float32), {"use_gate_in_kernel": True}
+    changes, came, parties = pick(
+        rng,
+        [
+            (on, "got None", ("A_log",)),
+            ({**on, "g": None, "A_log": weight}, "got None", ()),
+            ({"use_beta_sigmoid_in_kernel": True, "beta": None}, "got None", ()),
+            ({"allow_neg_eigval": True}, "got True", ()),
+            ({"A_log": weight}, f"[{HV}]", ()),
+            ({"dt_bias": [0.0]}, "list", ()),
+            ({**on, "A_log": weight[:3]}, "[3]", ()),
+            ({**on, "A_log": weight[None]}, f"[1, {HV}]", ()),
+            ({**on, "A_log": weight.astype(int)}, "int64", ()),
+            ({**on, "A_log": weight, "dt_bias": weight.tolist()}, "builtins.list", ()),
+            ({**on, "A_log": weight, "dt_bias": weight.astype(">f4")}, ">f4", ()),
+        ],
+    )
+    return Break(changes, came, parties)
 
 
 def choice(family: Family, call: Arguments, rng: Rng) -> Break:
@@ -293,8 +316,9 @@ OPTION_BREAKERS: list[Breaker] = [
     scale, choice, target, small_device, threads, no_plan, plan_of_another_call, plan_and_more, options_of_faithful,
     float64,
 ]  # fmt: skip
+FLA_BREAKERS: list[Breaker] = [flag, gate_options]
 KEYWORD_BREAKERS: list[Breaker] = [unknown_keyword, missing_keyword]
-BREAKERS = [*TENSOR_BREAKERS, turned_state, *LENGTH_BREAKERS, flag, *OPTION_BREAKERS, *KEYWORD_BREAKERS]
+BREAKERS = [*TENSOR_BREAKERS, turned_state, *LENGTH_BREAKERS, *FLA_BREAKERS, *OPTION_BREAKERS, *KEYWORD_BREAKERS]
 
 
 def breaks_of(rng: Rng, family: Family, call: Arguments) -> list[Break]:
@@ -304,7 +328,7 @@ def breaks_of(rng: Rng, family: Family, call: Arguments) -> list[Break]:
     n_breaks = int(rng.integers(1, 4))
     while len(breaks) < n_breaks:
         breaker = pick(rng, BREAKERS)
-        if breaker is flag and family.lengths != "cu_seqlens":
+        if breaker in FLA_BREAKERS and family.lengths != "cu_seqlens":
             continue
         one = breaker(family, call, rng)
         if not changed & set(one.changes):

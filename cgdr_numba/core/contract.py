@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.dtypes import FLOAT32
+from cgdr_numba.core.gate_options import AS_GIVEN, GateOptions, check_gates
+from cgdr_numba.core.gates import RawGates, activate
 from cgdr_numba.core.ragged import Sequences, dense, packed
 
 
@@ -73,7 +75,10 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A checked call in canonical form. All arrays are views of what came, or zero-stride constants."""
+    """A checked call in canonical form.
+
+    All arrays are views of what came, or zero-stride constants; g and beta that had to be computed are new.
+    """
 
     op: str
     """Public function that was called."""
@@ -98,6 +103,8 @@ class Problem:
     """Final state's dtype; None leaves it to the backend (float32, or float64 in golden for float64 inputs)."""
     state_v_first: bool
     """Layout of the state that the caller gave and gets."""
+    raw_gates: RawGates | None = None
+    """What g and beta were computed from; None where they came as they are."""
 
     @property
     def given_state(self) -> NDArray[Any]:
@@ -111,9 +118,19 @@ class Problem:
 
 
 def fla_problem(
-    op: str, tensors: Tensors, *, scale: object, normalise: object, state_v_first: object, cu_seqlens: object
+    op: str,
+    tensors: Tensors,
+    *,
+    scale: object,
+    normalise: object,
+    state_v_first: object,
+    cu_seqlens: object,
+    gates: GateOptions = AS_GIVEN,
 ) -> Problem:
-    """Check a call of the fla family ([B, T, H, D], cu_seqlens, either state layout) and return its problem."""
+    """Check a call of the fla family ([B, T, H, D], cu_seqlens, either state layout) and return its problem.
+
+    Gates that are given raw are computed at the end, after all checks.
+    """
     checks = Checks(op)
     v_first = checks.flag("state_v_first", state_v_first)
     norm = checks.flag("use_qk_l2norm_in_kernel", normalise)
@@ -131,15 +148,21 @@ def fla_problem(
         if not v_first:
             arrays = arrays._replace(state=arrays.state.swapaxes(2, 3))
     _check_dtypes(checks, FLA, arrays)
+    factor = checks.scale(scale, dims.dk**-0.5)
+    raw_gates = check_gates(checks, gates, arrays.g, arrays.beta, dims.hv)
+    tensors_by_name = _filled(arrays, dims)
+    if raw_gates is not None:
+        tensors_by_name |= activate(raw_gates, arrays.q.dtype)
     return Problem(
         op=op,
         dims=dims,
         sequences=sequences,
-        **_filled(arrays, dims),
-        scale=checks.scale(scale, dims.dk**-0.5),
+        **tensors_by_name,
+        scale=factor,
         normalise=norm,
         state_dtype=None,
         state_v_first=v_first,
+        raw_gates=raw_gates,
     )
 
 

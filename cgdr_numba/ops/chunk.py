@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from cgdr_numba.backends import Options, run
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, cann_problem, fla_problem
-from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
+from cgdr_numba.core.gate_options import GateOptions
+from cgdr_numba.ops.keywords import refuse_unknown
 from cgdr_numba.sched.device import DeviceSpec
 from cgdr_numba.sched.plan import Plan
 
@@ -55,11 +56,12 @@ def chunk_gated_delta_rule(
         output_final_state: Whether the final state is returned.
         use_qk_l2norm_in_kernel: Normalise q and k first, x / sqrt(sum x^2 + 1e-6); faithful computes this in
             float32 and rounds to q's dtype.
-        use_beta_sigmoid_in_kernel: Not offered yet.
-        use_gate_in_kernel: Not offered yet.
-        A_log: Not offered yet.
-        dt_bias: Not offered yet.
-        allow_neg_eigval: Not offered yet.
+        use_beta_sigmoid_in_kernel: Whether beta holds logits, and sigmoid(beta) is written. beta must be given then.
+        use_gate_in_kernel: Whether g holds raw projections, and the log decay is -exp(A_log) softplus(g + dt_bias).
+            g and A_log must be given then.
+        A_log: Logarithm of each head's decay rate [Hv], any float dtype; an error without use_gate_in_kernel.
+        dt_bias: Added to g [Hv], any float dtype; None means zeros. An error without use_gate_in_kernel.
+        allow_neg_eigval: Whether the sigmoid is doubled; an error without use_beta_sigmoid_in_kernel.
         state_v_first: Whether states are [N, Hv, Dv, Dk], in and out.
         cu_seqlens: Sums of lengths [N + 1] from 0 to T, integers; B must be 1. None makes every batch row a sequence.
         target: Faithful only: "310p" (default), "host" or a DeviceSpec to plan for.
@@ -84,6 +86,9 @@ def chunk_gated_delta_rule(
         of the 310P kernel (see `cgdr_numba.core.phases`); only float16 is what the NPU takes, other dtypes run the
         same operations as an extension. Both give the same bits for any threads, plan, strides and batch mates.
 
+        Gates that are given raw are computed in float64 and rounded once to float32 (golden with float64 q: not at
+        all), as `fused_gdn_gating` has them: results are those of a call with g and beta computed before.
+
     Source:
         Signature of flash-linear-attention 0.6.0 (keyword-only behind the tensors); kernel 310P
         ChunkGatedDeltaRule, revision 00e39ab5.
@@ -101,14 +106,6 @@ def chunk_gated_delta_rule(
     """
     op = "chunk_gated_delta_rule"
     refuse_unknown(op, unknown)
-    not_offered = {
-        "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
-        "use_gate_in_kernel": use_gate_in_kernel,
-        "A_log": A_log is not None,
-        "dt_bias": dt_bias is not None,
-        "allow_neg_eigval": allow_neg_eigval,
-    }
-    refuse_not_offered(op, not_offered)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
     problem = fla_problem(
         op,
@@ -117,6 +114,7 @@ def chunk_gated_delta_rule(
         normalise=use_qk_l2norm_in_kernel,
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
+        gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
     )
     out, state = run(problem, Options(backend, target, plan, threads, overflow, axpy))
     if not wants_state:

@@ -1,9 +1,7 @@
 """Keywords that the public functions do not take."""
 
-from collections.abc import Mapping
 from typing import Final, Never
 
-from cgdr_numba.core.checks import Checks
 from cgdr_numba.errors import UnsupportedError
 
 _FLA_ONLY: Final = {
@@ -24,8 +22,8 @@ def refuse_unknown(op: str, unknown: dict[str, Never]) -> None:
         raise TypeError(f"{op}() got an unexpected keyword argument '{name}'{reason}")
 
 
-def refuse_not_offered(op: str, given: Mapping[str, object]) -> None:
-    """Raise UnsupportedError for the first option that is on; DtypeError for one that is no switch."""
+def refuse_not_offered(op: str, **given: object) -> None:
+    """Raise UnsupportedError for the first tensor that is given."""
     for name, value in given.items():
-        if value is not False and Checks(op).flag(name, value):
-            raise UnsupportedError(f"{op}: `{name}` is not offered yet: pass g as the log decay and beta as it is used")
+        if value is not None:
+            raise UnsupportedError(f"{op}: `{name}` is not offered yet: only g, one log decay a value head, is")

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from cgdr_numba.backends import RecurrentOptions, run_recurrent
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
+from cgdr_numba.core.gate_options import GateOptions
 from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
 
 Array = NDArray[Any]
@@ -51,11 +52,12 @@ def fused_recurrent_gated_delta_rule(
         initial_state: [N, Hv, Dk, Dv], any float dtype; [N, Hv, Dv, Dk] with state_v_first. None means zeros.
         output_final_state: Whether the final state is returned.
         use_qk_l2norm_in_kernel: Normalise q and k first, in float32: x / sqrt(sum x^2 + 1e-6).
-        use_beta_sigmoid_in_kernel: Not offered yet.
-        use_gate_in_kernel: Not offered yet.
-        A_log: Not offered yet.
-        dt_bias: Not offered yet.
-        allow_neg_eigval: Not offered yet.
+        use_beta_sigmoid_in_kernel: Whether beta holds logits, and sigmoid(beta) is written. beta must be given then.
+        use_gate_in_kernel: Whether g holds raw projections, and the log decay is -exp(A_log) softplus(g + dt_bias).
+            g and A_log must be given then.
+        A_log: Logarithm of each head's decay rate [Hv], any float dtype; an error without use_gate_in_kernel.
+        dt_bias: Added to g [Hv], any float dtype; None means zeros. An error without use_gate_in_kernel.
+        allow_neg_eigval: Whether the sigmoid is doubled; an error without use_beta_sigmoid_in_kernel.
         state_v_first: Whether states are [N, Hv, Dv, Dk], in and out.
         cu_seqlens: Sums of lengths [N + 1] from 0 to T, integers; B must be 1. None makes every batch row a sequence.
         out_state: Fast only: where the final state is written, float32 in initial_state's layout with adjacent
@@ -80,6 +82,9 @@ def fused_recurrent_gated_delta_rule(
         sums of such chains by lanes (V first). Splitting a call at any token, with the float32 state carried, changes
         no bit; nor do threads, strides or batch mates.
 
+        Gates that are given raw are computed in float64 and rounded once to float32 (golden with float64 q: not at
+        all), as `fused_gdn_gating` has them: results are those of a call with g and beta computed before.
+
     Source:
         Signature of flash-linear-attention 0.6.0.
 
@@ -98,16 +103,7 @@ def fused_recurrent_gated_delta_rule(
     """
     op = "fused_recurrent_gated_delta_rule"
     refuse_unknown(op, unknown)
-    not_offered = {
-        "gk": gk is not None,
-        "gv": gv is not None,
-        "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
-        "use_gate_in_kernel": use_gate_in_kernel,
-        "A_log": A_log is not None,
-        "dt_bias": dt_bias is not None,
-        "allow_neg_eigval": allow_neg_eigval,
-    }
-    refuse_not_offered(op, not_offered)
+    refuse_not_offered(op, gk=gk, gv=gv)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
     problem = fla_problem(
         op,
@@ -116,6 +112,7 @@ def fused_recurrent_gated_delta_rule(
         normalise=use_qk_l2norm_in_kernel,
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
+        gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
     )
     out, state = run_recurrent(problem, RecurrentOptions(backend, threads, out_state, initial_state))
     return out, state if wants_state or out_state is not None else None

@@ -20,7 +20,8 @@ class RecurrentStep:
     """`fused_recurrent_gated_delta_rule` for a decode loop: the same call again and again, the state in place.
 
     Everything that stays is given once, with arrays that stand for those to come: their shapes and dtypes are what
-    later calls must have. Results are the function's, bit for bit.
+    later calls must have. Results are the function's, bit for bit. Raw gates are computed before each call, by
+    `fused_gdn_gating`.
 
     Args:
         q: Queries [B, T, Hk, Dk]; float16, bfloat16 or float32.
@@ -66,7 +67,11 @@ class RecurrentStep:
         checks = Checks("RecurrentStep")
         for name, value in (("g", g), ("beta", beta), ("state", state)):
             checks.array(name, value)
-        self._options = {"scale": scale, "normalise": use_qk_l2norm_in_kernel, "state_v_first": state_v_first}
+        self._options: dict[str, Any] = {
+            "scale": scale,
+            "normalise": use_qk_l2norm_in_kernel,
+            "state_v_first": state_v_first,
+        }
         arrays = (q, k, v, g, beta, state)
         problem = self._check(arrays)
         self._expected = tuple((x.shape, x.dtype) for x in arrays)

@@ -214,15 +214,6 @@ def test_backend_is_never_chosen_silently() -> None:
         chunk_gated_delta_rule(**fla_call(backend="fast"))
 
 
-@pytest.mark.parametrize("name", ["use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval"])
-def test_gate_options_are_not_offered_yet(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"`{name}` is not offered yet"):
-        chunk_gated_delta_rule(**fla_call(**{name: True}))
-    for tensor in ("A_log", "dt_bias"):
-        with pytest.raises(UnsupportedError, match=f"`{tensor}` is not offered yet"):
-            chunk_gated_delta_rule(**fla_call(**{tensor: ones(HV)}))
-
-
 def test_float64_is_goldens_and_the_message_says_how_to_cast() -> None:
     call = fla_call()
     wide = {name: call[name].astype(np.float64) for name in ("q", "k", "v")}

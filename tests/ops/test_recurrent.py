@@ -239,7 +239,7 @@ def test_options_of_the_recurrent_function() -> None:
         run(case, "golden", out_state=case.state)
     with pytest.raises(TypeError, match="unexpected keyword argument 'head_first'"):
         run(case, head_first=True)
-    for name in ("gk", "gv", "A_log", "dt_bias"):
+    for name in ("gk", "gv"):
         with pytest.raises(UnsupportedError, match=f"`{name}` is not offered yet"):
             run(case, **{name: case.g})
     with pytest.raises(DtypeError, match="float64 q, k and v are golden's only"):
