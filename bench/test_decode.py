@@ -1,18 +1,19 @@
-"""How fast decode runs, as ratios to what the machine allows: ``pytest bench --benchmark-enable``."""
+"""How fast decode runs, beside what the machine allows and beside peers: ``pytest bench --benchmark-enable``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from batches import NAMES, Batch
 from cgdr_numba import RecurrentStep, fused_recurrent_gated_delta_rule
 from cgdr_numba.parity.cases import DECODES, Decode, make_decode
-from gate import worst_head
+from gate import FP32_RMS, admit, stop_where_red, worst_head
+from peers import DECODE_PEERS, Call, Peer
+from threads import on_threads
+from turns import Turns
 from yardsticks import fma_rate, read_modify_write
-
-FP32_RMS = 1e-6
-"""Largest relative rms of a head that still counts as right for float32."""
-NAMES = ("q", "k", "v", "g", "beta", "state")
 
 
 def checked(decode: Decode) -> dict[str, Any]:
@@ -28,13 +29,12 @@ def checked(decode: Decode) -> dict[str, Any]:
         worst_head(x.swapaxes(1, 2) if i == 0 else x, t.swapaxes(1, 2) if i == 0 else t)
         for i, (x, t) in enumerate(zip(results[1], results[0], strict=True))
     ]
-    if not max(errors) <= FP32_RMS:
-        pytest.skip(f"parity is red: relative rms {max(errors):.2e} > {FP32_RMS:g}, so no speed is shown")
+    stop_where_red(errors, FP32_RMS)
     return inputs
 
 
 @pytest.mark.benchmark(group="decode")
-@pytest.mark.parametrize("threads", [1, 2])
+@on_threads
 @pytest.mark.parametrize("name", list(DECODES))
 def test_prepared_step(benchmark: Any, name: str, threads: int) -> None:
     decode = DECODES[name]
@@ -51,6 +51,34 @@ def test_prepared_step(benchmark: Any, name: str, threads: int) -> None:
             "state_bytes": decode.state_bytes,
             "times 3 FMA an element": round(median / floor, 3),
             "times in-place read and write": round(median / in_place, 3),
+        }
+
+
+def prepare_step(batches: Sequence[Batch], n_threads: int) -> Call:
+    """Prepare ours in the form of a peer."""
+    (batch,) = batches
+    arrays = [batch[n] for n in NAMES]
+    step = RecurrentStep(*arrays, threads=n_threads)
+    return lambda: [(step(*arrays), arrays[-1])]
+
+
+@pytest.mark.benchmark(group="decode beside peers")
+@pytest.mark.parametrize("peer", DECODE_PEERS, ids=str)
+@on_threads
+@pytest.mark.parametrize("name", list(DECODES))
+def test_peer(benchmark: Any, name: str, threads: int, peer: Peer) -> None:
+    theirs = admit(peer, name, threads, FP32_RMS, n_calls=2)
+    ours = admit(Peer("RecurrentStep", prepare_step), name, threads, FP32_RMS, n_calls=2)
+    block = 50 if name == "D1" else 5
+    turns = Turns(ours, theirs, block)
+    benchmark.pedantic(theirs, setup=turns, rounds=4 * block)
+    if benchmark.enabled:
+        ratio = benchmark.stats.stats.median / turns.ours
+        benchmark.extra_info |= {
+            "threads": threads,
+            "ours, ms": round(turns.ours * 1e3, 4),
+            "ours, cores": round(turns.cores, 2),
+            "times ours": round(ratio, 2),
         }
 
 
