@@ -77,7 +77,7 @@ def test_peer(benchmark: Any, name: str, threads: int, peer: Peer) -> None:
         benchmark.extra_info |= {
             "threads": threads,
             "ours, ms": round(turns.ours * 1e3, 4),
-            "ours, cores": round(turns.cores, 2),
+            "ours, preempted": turns.n_preempted,
             "times ours": round(ratio, 2),
         }
 

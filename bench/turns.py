@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from resource import RUSAGE_SELF, getrusage
 from statistics import median
 
 REST_SECONDS = 0.05
@@ -18,7 +19,8 @@ class Turns:
         self._block = block
         self._n_rounds = 0
         self._times: list[float] = []
-        self._cpu = self._wall = 0.0
+        self.n_preempted = 0
+        """How often ours lost a core to other work while it was timed: about never on an idle machine."""
 
     def __call__(self) -> None:
         """Run ours, if a block of rounds begins."""
@@ -29,13 +31,12 @@ class Turns:
         self._n_rounds += 1
 
     def _time_block(self) -> None:
-        cpu, wall = time.process_time(), time.perf_counter()
+        before = getrusage(RUSAGE_SELF).ru_nivcsw
         for _ in range(self._block):
             begin = time.perf_counter()
             self._ours()
             self._times.append(time.perf_counter() - begin)
-        self._cpu += time.process_time() - cpu
-        self._wall += time.perf_counter() - wall
+        self.n_preempted += getrusage(RUSAGE_SELF).ru_nivcsw - before
 
     @staticmethod
     def _wake(run: Callable[[], object]) -> None:
@@ -48,8 +49,3 @@ class Turns:
     def ours(self) -> float:
         """The median of ours, in seconds."""
         return median(self._times)
-
-    @property
-    def cores(self) -> float:
-        """How many cores ours had: fewer than its threads where the machine was not idle."""
-        return self._cpu / self._wall
