@@ -104,24 +104,35 @@ def _emit_loop(builder: Any, n: Any, emit: Any) -> None:
             emit(_Elements(builder, lanes), builder.mul(loop.index, INDEX(lanes)))
 
 
-def _row_intrinsic(to_float: bool) -> Any:
-    """Return an intrinsic over (words [n, w] with elements next to one another, kind, floats [n])."""
+def _rows_intrinsic(to_float: bool) -> Any:
+    """Return an intrinsic over (words [m, n, w], kind, floats [m, n]), or over one row without the axis m.
+
+    Elements of a row lie next to one another.
+    """
 
     @intrinsic  # type: ignore[untyped-decorator]
     def emitted(_typing_context: Any, words: Any, _kind: Any, floats: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             words_array = context.make_array(signature.args[0])(context, builder, values[0])
             floats_array = context.make_array(signature.args[2])(context, builder, values[2])
-            n = builder.extract_value(words_array.shape, 0)
+            n_rows, n = [INDEX(1), *cgutils.unpack_tuple(builder, words_array.shape)][-3:-1]
             for number, name in ((FP16, "half"), (BF16, "bf16"), (FP32, "")):
                 is_kind = builder.icmp_signed("==", values[1], ir.Constant(values[1].type, number))
-                with builder.if_then(is_kind):
-                    _emit_loop(builder, n, _move(to_float, name, words_array.data, floats_array.data))
+                with builder.if_then(is_kind), cgutils.for_range(builder, n_rows) as loop:
+                    rows = [_row_of(builder, array, loop.index) for array in (words_array, floats_array)]
+                    _emit_loop(builder, n, _move(to_float, name, *rows))
             return context.get_dummy_value()
 
         return types.void(words, types.intp, floats), generate
 
     return emitted
+
+
+def _row_of(builder: Any, array: Any, row: Any) -> Any:
+    """Return the address of the first element of a row."""
+    offset = builder.mul(row, builder.extract_value(array.strides, 0))
+    address = builder.gep(builder.bitcast(array.data, ir.IntType(8).as_pointer()), [offset])
+    return builder.bitcast(address, array.data.type)
 
 
 def _move(to_float: bool, name: str, words: Any, floats: Any) -> Any:
@@ -144,20 +155,49 @@ def _move(to_float: bool, name: str, words: Any, floats: Any) -> Any:
     return emit
 
 
-_widen_vectors, _narrow_vectors = _row_intrinsic(True), _row_intrinsic(False)
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_swapped(_typing_context: Any, words: Any) -> Any:
+    """The same elements [n, m, w] of [m, n, w]; numba's own transpose of axes counts references."""
+    swapped = words.copy(layout="A")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source = context.make_array(signature.args[0])(context, builder, values[0])
+        target = context.make_array(swapped)(context, builder)
+        turned = {}
+        for name in ("shape", "strides"):
+            sizes = cgutils.unpack_tuple(builder, getattr(source, name))
+            turned[name] = cgutils.pack_array(builder, [sizes[1], sizes[0], *sizes[2:]])
+        for name in ("data", "itemsize", "nitems", "meminfo", "parent"):
+            setattr(target, name, getattr(source, name))
+        target.shape, target.strides = turned["shape"], turned["strides"]
+        return target._getvalue()
+
+    return swapped(words), generate
+
+
+def plain_swapped(words: Words) -> Words:
+    """Elements [n, m, w] of [m, n, w], a view by NumPy."""
+    return words.swapaxes(0, 1)
+
+
+swapped = plain_swapped if numba.config.DISABLE_JIT else _emit_swapped
+"""Elements [n, m, w] of [m, n, w], a view."""
+
+_widen_vectors, _narrow_vectors = _rows_intrinsic(True), _rows_intrinsic(False)
 _WIDE_ENOUGH: Final = not numba.config.DISABLE_JIT
 
 
 @kernel
-def adjacent(words: Words, kind: int) -> bool:
-    """Return whether elements [n, w] lie next to one another in a format that vectors take."""
-    return kind <= FP32 and words.strides[0] == 2 * words.shape[1] and words.strides[1] == 2
+def adjacent(kind: int, stride: int, word_stride: int, n_words: int) -> bool:
+    """Return whether elements of n_words words lie next to one another in a format that vectors take."""
+    # The axis of a single word has any stride.
+    return kind <= FP32 and stride == 2 * n_words and (n_words == 1 or word_stride == 2)
 
 
 @kernel
 def widen_row(words: Words, kind: int, y: F32Array) -> None:
     """y[:n] = elements [n, w] as float32; exact but for float64, which is rounded to nearest even."""
-    if _WIDE_ENOUGH and adjacent(words, kind):
+    if _WIDE_ENOUGH and adjacent(kind, words.strides[0], words.strides[1], words.shape[1]):
         _widen_vectors(words, kind, y)
     else:
         for i in range(words.shape[0]):
@@ -167,8 +207,30 @@ def widen_row(words: Words, kind: int, y: F32Array) -> None:
 @kernel
 def narrow_row(x: F32Array, kind: int, words: Words) -> None:
     """Elements [n, w] = x[:n], rounded to nearest even."""
-    if _WIDE_ENOUGH and adjacent(words, kind):
+    if _WIDE_ENOUGH and adjacent(kind, words.strides[0], words.strides[1], words.shape[1]):
         _narrow_vectors(words, kind, x)
     else:
         for i in range(words.shape[0]):
             narrow(x[i], kind, words[i])
+
+
+@kernel
+def widen_rows(words: Words, kind: int, y: F32Array) -> None:
+    """y[:m, :n] = elements [m, n, w], each row as `widen_row` has it."""
+    if _WIDE_ENOUGH and adjacent(kind, words.strides[1], words.strides[2], words.shape[2]):
+        _widen_vectors(words, kind, y)
+    else:
+        for i in range(words.shape[0]):
+            for j in range(words.shape[1]):
+                y[i, j] = widen(words[i, j], kind)
+
+
+@kernel
+def narrow_rows(x: F32Array, kind: int, words: Words) -> None:
+    """Elements [m, n, w] = x[:m, :n], rounded to nearest even."""
+    if _WIDE_ENOUGH and adjacent(kind, words.strides[1], words.strides[2], words.shape[2]):
+        _narrow_vectors(words, kind, x)
+    else:
+        for i in range(words.shape[0]):
+            for j in range(words.shape[1]):
+                narrow(x[i, j], kind, words[i, j])

@@ -2,16 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
+from cgdr_numba.core.fast.chunk_worker import walk_chunks
 from cgdr_numba.core.fast.step import rows_bytes
 from cgdr_numba.core.fast.step_worker import StepFlags, StepKinds, walk_steps
 from cgdr_numba.core.threads import numba_threads
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
+    from cgdr_numba.sched.host_plan import HostPlan
     from cgdr_numba.sched.steps import StepPlan
 
 
@@ -20,7 +23,7 @@ class PreparedSteps:
 
     def __init__(self, problem: "Problem", plan: "StepPlan", threads: int | None) -> None:
         state = problem.given_state
-        self._is_direct = bool(state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1))
+        self._is_direct = _is_direct(state)
         self._state_words = as_words(state)
         self._threads = threads
         self._serial = plan.n_bins <= 1
@@ -73,3 +76,45 @@ def run_steps(
     caller's states with adjacent row elements; it may be the initial state itself.
     """
     PreparedSteps(problem, plan, threads).run_from(problem, out, final_state)
+
+
+def run_chunks(
+    problem: "Problem", plan: "HostPlan", threads: int | None, out: NDArray[Any], final_state: NDArray[Any]
+) -> None:
+    """Run the chunked form over all tokens.
+
+    Writes out [B, T, Hv, Dv] and, for sequences that have tokens, final_state, seen as [N, Hv, Dv, Dk].
+    """
+    given, final = problem.given_state, final_state if problem.state_v_first else final_state.swapaxes(2, 3)
+    is_direct = _is_direct(given)
+    is_single = final.dtype == FLOAT32
+    arrays = (problem.q, problem.k, problem.v, problem.g, problem.beta, given)
+    kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, given)))
+    none = np.empty((0, 0, 0, 0), np.float32)
+    arguments = (
+        *(as_words(x) for x in arrays),
+        given if is_direct else final if is_single else none,
+        *problem.sequences,
+        plan.items,
+        plan.bin_ptr,
+        problem.dims,
+        kinds,
+        StepFlags(problem.normalise, problem.state_v_first, is_direct),
+        single(problem.scale),
+        plan.width,
+        KINDS[final.dtype],
+        memory.scratch(plan.n_bins, plan.arena_bytes),
+        as_words(out),
+        final if is_single else none,
+        as_words(final),
+    )
+    if plan.n_bins <= 1:
+        walk_chunks(*arguments)
+    else:
+        with numba_threads(threads):
+            walk_chunks(*arguments)
+
+
+def _is_direct(state: NDArray[Any]) -> bool:
+    """Return whether passes may read initial states as they are: float32, adjacent elements in a row."""
+    return bool(state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1))

@@ -1,0 +1,167 @@
+"""Blocks of rows: transposed a register block at a time, and the sums of squares of rows.
+
+Scratch arrays have room for whole vectors: rows and columns of a block up to the next multiple of 16 are read and
+written along with it, and mean nothing.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from cgdr_numba.core.fast.convert import adjacent, swapped, widen_rows
+from cgdr_numba.core.fast.simd import INDEX, SMALL, Lanes, instruction_set
+from cgdr_numba.core.jit import kernel
+
+F32Array = NDArray[np.float32]
+Words = NDArray[np.uint16]
+
+
+def _array(context: Any, builder: Any, kind: Any, value: Any) -> tuple[Any, Any, list[Any]]:
+    """Return the address of an array's first float, its row stride in floats and its shape."""
+    array = context.make_array(kind)(context, builder, value)
+    stride = builder.sdiv(builder.extract_value(array.strides, 0), INDEX(4))
+    return array.data, stride, cgutils.unpack_tuple(builder, array.shape)
+
+
+def _turned(lanes: Lanes, rows: list[Any]) -> list[Any]:
+    """Return the transpose of n vectors of n lanes: log2(n) rounds in which pairs of rows swap halves of their lanes."""
+    builder, n, step = lanes.builder, lanes.n, 1
+    while step < n:
+        low = [lane if not lane & step else n + lane - step for lane in range(n)]
+        high = [lane + step if not lane & step else n + lane for lane in range(n)]
+        masks = [ir.Constant(ir.VectorType(SMALL, n), mask) for mask in (low, high)]
+        for i in range(n):
+            if not i & step:
+                pair = rows[i], rows[i + step]
+                rows[i], rows[i + step] = (builder.shuffle_vector(*pair, mask) for mask in masks)
+        step *= 2
+    return rows
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_transpose(_typing_context: Any, x: Any, y: Any) -> Any:
+    """Y [n, m] = X [m, n]^T by whole blocks of lanes x lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source, source_stride, shape = _array(context, builder, signature.args[0], values[0])
+        target, target_stride, _ = _array(context, builder, signature.args[1], values[1])
+        lanes = Lanes(builder, instruction_set().lanes)
+        size = INDEX(lanes.n)
+        blocks = [builder.sdiv(builder.add(n, INDEX(lanes.n - 1)), size) for n in shape]
+        with cgutils.for_range(builder, blocks[0]) as down, cgutils.for_range(builder, blocks[1]) as across:
+            row, column = builder.mul(down.index, size), builder.mul(across.index, size)
+            places = [(builder.add(row, INDEX(i)), builder.add(column, INDEX(i))) for i in range(lanes.n)]
+            block = [
+                lanes.load(source, builder.add(builder.mul(place, source_stride), column)) for place, _ in places
+            ]
+            for vector, (_, place) in zip(_turned(lanes, block), places, strict=True):
+                lanes.store(vector, target, builder.add(builder.mul(place, target_stride), row))
+        return context.get_dummy_value()
+
+    return types.void(x, y), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_squares(_typing_context: Any, x: Any, sums: Any) -> Any:
+    """sums[i] = X[i] . X[i]: lanes with d ascending, added by halves, then what is left in order."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source, stride, (n_rows, n_columns) = _array(context, builder, signature.args[0], values[0])
+        target = context.make_array(signature.args[1])(context, builder, values[1]).data
+        wide, single = Lanes(builder, instruction_set().lanes), Lanes(builder, 1)
+        n_vectors = builder.sdiv(n_columns, INDEX(wide.n))
+        tail = builder.mul(n_vectors, INDEX(wide.n))
+        with cgutils.for_range(builder, n_rows) as loop:
+            row = builder.gep(source, [builder.mul(loop.index, stride)])
+            total = wide.variable()
+            with cgutils.for_range(builder, n_vectors) as vectors:
+                value = wide.load(row, builder.mul(vectors.index, INDEX(wide.n)))
+                builder.store(wide.multiply_add(value, value, builder.load(total)), total)
+            rest = single.variable()
+            with cgutils.for_range(builder, n_columns, start=tail) as columns:
+                value = single.load(row, columns.index)
+                builder.store(single.multiply_add(value, value, builder.load(rest)), rest)
+            both = builder.fadd(wide.sum(builder.load(total)), single.sum(builder.load(rest)))
+            builder.store(both, builder.gep(target, [loop.index]))
+        return context.get_dummy_value()
+
+    return types.void(x, sums), generate
+
+
+def _fetch_intrinsic(for_writing: bool) -> Any:
+    """Return an intrinsic that asks for the cache lines of elements [m, n, w], row by row."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def emitted(_typing_context: Any, words: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, values[0])
+            sizes, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
+            byte, line = ir.IntType(8).as_pointer(), INDEX(64)
+            kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
+            ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            start = builder.bitcast(array.data, byte)
+            n_lines = builder.sdiv(builder.add(builder.mul(sizes[1], strides[1]), INDEX(63)), line)
+            with cgutils.for_range(builder, sizes[0]) as down, cgutils.for_range(builder, n_lines) as across:
+                offset = builder.add(builder.mul(down.index, strides[0]), builder.mul(across.index, line))
+                builder.call(ask, [builder.gep(start, [offset]), SMALL(int(for_writing)), SMALL(2), SMALL(1)])
+            return context.get_dummy_value()
+
+        return types.void(words), generate
+
+    return emitted
+
+
+_emit_fetch, _emit_fetch_for_writing = _fetch_intrinsic(False), _fetch_intrinsic(True)
+
+
+@kernel
+def _compiled_transpose(x: F32Array, y: F32Array) -> None:
+    """Y = X^T; the intrinsic behind an ordinary call."""
+    _emit_transpose(x, y)
+
+
+@kernel
+def _compiled_squares(x: F32Array, sums: F32Array) -> None:
+    """sums[i] = X[i] . X[i]; the intrinsic behind an ordinary call."""
+    _emit_squares(x, sums)
+
+
+def plain_transpose(x: F32Array, y: F32Array) -> None:
+    """Y = X^T by NumPy."""
+    y[: x.shape[1], : x.shape[0]] = x.T
+
+
+def plain_squares(x: F32Array, sums: F32Array) -> None:
+    """sums[i] = X[i] . X[i] by NumPy."""
+    sums[: len(x)] = (x * x).sum(axis=1)
+
+
+_PLAIN = bool(numba.config.DISABLE_JIT)
+transpose = plain_transpose if _PLAIN else _compiled_transpose
+"""Y [n, m] = X [m, n]^T."""
+squares = plain_squares if _PLAIN else _compiled_squares
+"""sums [m] = sums of squares of the rows of X [m, n]."""
+
+
+_swapped = swapped
+
+
+@kernel
+def load_block(words: Words, kind: int, y: F32Array, turn: F32Array) -> None:
+    """y[:m, :n] = elements [m, n, w] as float32, fast where either axis has its elements next to one another.
+
+    `turn` is flat scratch of at least ceil16(n) * ceil16(m) floats, used where that axis is the first one.
+    """
+    n_words = words.shape[2]
+    if words.shape[1] > 1 and adjacent(kind, words.strides[0], words.strides[2], n_words):
+        m, n = words.shape[0], words.shape[1]
+        columns = turn[: (m + 15) // 16 * 16 * n].reshape(n, (m + 15) // 16 * 16)
+        widen_rows(_swapped(words), kind, columns)
+        transpose(columns[:, :m], y)
+    else:
+        widen_rows(words, kind, y)

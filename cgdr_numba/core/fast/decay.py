@@ -1,0 +1,119 @@
+"""Gates of a chunk: their running sums in float64, and the decays between tokens that come out of differences.
+
+A sum of float32 gates in float64 keeps what gates of -300 and of -0.001 have in common; the exp is taken of what is
+kept only. Gates below -1000 count as -1000: either leaves nothing in float32.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core.dtypes import F32_MAX, widen
+from cgdr_numba.core.fast.solve import C
+from cgdr_numba.core.jit import kernel
+
+F32Array = NDArray[np.float32]
+F64Array = NDArray[np.float64]
+Words = NDArray[np.uint16]
+
+LOWEST_GATE: Final = -1000.0
+HIGHEST_RISE: Final = 60.0
+"""What positive gates of a chunk may add up to: no decay between two tokens exceeds e^60."""
+LOWEST_FACTOR: Final = -60.0
+"""Smallest sum of a chunk down to which e^G and e^-G are normal numbers, and decays are their products."""
+
+_F32_MAX: Final = np.float64(F32_MAX)
+_LOG2_E: Final = 1.4426950408889634
+_LN2: Final = 0.6931471805599453
+# Adding 1.5 * 2^52 puts the nearest integer into the last bits.
+_ROUNDER: Final = 6755399441055744.0
+
+
+class Gates(NamedTuple):
+    """Rows of one value head's chunk."""
+
+    sums: F64Array
+    """[C]; G, the running sums of g."""
+    beta: F32Array
+    """[C]"""
+    decay: F32Array
+    """[C]; e^G, what is left of the chunk's initial state."""
+    pull: F32Array
+    """[C]; beta e^G."""
+    rest: F32Array
+    """[C]; e^(G_last - G), what is left of a token at the chunk's end."""
+    growth: F32Array
+    """[C]; e^-G where all sums are within the range of factors."""
+
+
+@kernel
+def exp32(x: float) -> np.float32:
+    """Return e^x for x <= 80 within an ulp of float32; 0 below -700."""
+    t = x if x > -700.0 else -700.0
+    n = t * _LOG2_E + _ROUNDER
+    r = t - (n - _ROUNDER) * _LN2
+    p = 1.0 / 5040.0
+    p = p * r + 1.0 / 720.0
+    p = p * r + 1.0 / 120.0
+    p = p * r + 1.0 / 24.0
+    p = p * r + 1.0 / 6.0
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    power = np.int64((np.float64(n).view(np.int64) + np.int64(1023)) << np.int64(52)).view(np.float64)
+    return np.float32(p * power)
+
+
+@kernel
+def load_gates(g: Words, beta: Words, kinds: tuple[int, int], gates: Gates) -> bool:
+    """Fill all rows from g and beta [r, w]; returns whether decays may be taken from differences of the sums."""
+    n, total, rise, is_finite = g.shape[0], 0.0, 0.0, True
+    for i in range(n):
+        value = np.float64(widen(g[i], kinds[0]))
+        is_finite = is_finite and abs(value) <= _F32_MAX
+        rise += value if value > 0.0 else 0.0
+        total += value if value > LOWEST_GATE else LOWEST_GATE
+        gates.sums[i] = total
+        gates.beta[i] = widen(beta[i], kinds[1])
+    if not (is_finite and rise <= HIGHEST_RISE):
+        return False
+    for i in range(n):
+        gates.decay[i] = exp32(gates.sums[i])
+        gates.pull[i] = gates.beta[i] * gates.decay[i]
+        gates.rest[i] = exp32(total - gates.sums[i])
+        gates.growth[i] = exp32(-gates.sums[i] if gates.sums[i] > LOWEST_FACTOR else 0.0)
+    return True
+
+
+@kernel
+def lowest(gates: Gates, n: int) -> float:
+    """Return the smallest of the first n sums."""
+    least = 0.0
+    for i in range(n):
+        least = min(least, gates.sums[i])
+    return least
+
+
+@kernel
+def decay_scores(kk: F32Array, qk: F32Array, gates: Gates, b: F32Array, m: F32Array) -> None:
+    """B = -beta K K^T . D and M = Q K^T . D with D_ij = e^(G_i - G_j); above the diagonal they mean nothing.
+
+    Reads kk, qk [r, C] and writes the same rows of b and m. D_ij is e^G_i e^-G_j where both are in range, else the exp
+    of the difference.
+    """
+    n = kk.shape[0]
+    in_range = lowest(gates, n) > LOWEST_FACTOR
+    for i in range(n):
+        here, factor, left = gates.sums[i], -gates.beta[i], gates.decay[i]
+        b_row, m_row, kk_row, qk_row = b[i], m[i], kk[i], qk[i]
+        if in_range:
+            for j in range(C):
+                between = left * gates.growth[j]
+                b_row[j] = factor * between * kk_row[j]
+                m_row[j] = between * qk_row[j]
+        else:
+            for j in range(i + 1):
+                between = exp32(here - gates.sums[j])
+                b_row[j] = factor * between * kk_row[j]
+                m_row[j] = between * qk_row[j]

@@ -1,0 +1,78 @@
+"""Phases of a chunk of one value head, or of a V tile of it; every column is independent of the others."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core.fast.blocks import load_block, transpose
+from cgdr_numba.core.fast.chunk_arena import ChunkRows
+from cgdr_numba.core.fast.convert import adjacent, narrow_rows, swapped, widen_rows
+from cgdr_numba.core.fast.microkernel import multiply, multiply_onto_scaled
+from cgdr_numba.core.fast.solve import Triangle, solve
+from cgdr_numba.core.jit import kernel
+
+F32Array = NDArray[np.float32]
+Words = NDArray[np.uint16]
+
+_load, _transpose, _swapped, _solve = load_block, transpose, swapped, solve
+_multiply, _multiply_onto_scaled = multiply, multiply_onto_scaled
+
+
+@kernel
+def load_state(words: Words, kind: int, is_v_first: bool, tile: tuple[int, int], state: F32Array, turn: F32Array) -> None:
+    """S = columns c0 to c1 of the elements [Dk, Dv, w], or [Dv, Dk, w] where is_v_first; any strides."""
+    by_key = _swapped(words) if is_v_first else words
+    columns = by_key[:, tile[0] : tile[1]]
+    if columns.shape[0] > 1 and adjacent(kind, columns.strides[0], columns.strides[2], columns.shape[2]):
+        for c in range(0, columns.shape[1], 16):
+            _load(columns[:, c : min(c + 16, columns.shape[1])], kind, state[:, c : c + 16], turn)
+    else:
+        widen_rows(columns, kind, state)
+
+
+@kernel
+def store_state(state: F32Array, kind: int, is_v_first: bool, tile: tuple[int, int], words: Words, turn: F32Array) -> None:
+    """Columns c0 to c1 of the elements = S, rounded to nearest even; as `load_state` has them."""
+    by_key = _swapped(words) if is_v_first else words
+    columns = by_key[:, tile[0] : tile[1]]
+    rows = columns.shape[0]
+    if rows > 1 and adjacent(kind, columns.strides[0], columns.strides[2], columns.shape[2]):
+        key = (rows + 15) // 16 * 16
+        strip = turn[: 16 * key].reshape(16, key)
+        for c in range(0, columns.shape[1], 16):
+            end = min(c + 16, columns.shape[1])
+            _transpose(state[:rows, c:end], strip)
+            narrow_rows(strip, kind, _swapped(columns[:, c:end]))
+    else:
+        narrow_rows(state, kind, columns)
+
+
+@kernel
+def through_state(n: int, dk: int, state: F32Array, x: ChunkRows) -> None:
+    """K S and Q S of n tokens; writes through[:2 n]."""
+    _multiply(x.pair[: 2 * n, :dk], state[:dk], x.through[: 2 * n])
+
+
+@kernel
+def update_state(n: int, dk: int, state: F32Array, x: ChunkRows) -> None:
+    """S = e^G_last S + K^T u, u being e^(G_last - G) U; reads pair, u; writes all_decay and the state."""
+    left = x.gates.decay[n - 1]
+    for d in range(dk):
+        x.all_decay[d] = left
+    _multiply_onto_scaled(x.pair[:n, :dk].T, x.u[:n], x.all_decay, state[:dk])
+
+
+@kernel
+def run_head(v: Words, out: Words, kind: int, state: F32Array, dk: int, x: ChunkRows) -> bool:
+    """All phases of one value head's chunk after its scores; returns False, and leaves the state, where it overflows.
+
+    Reads pair, b, m, gates; v and out are [r, n, w].
+    """
+    n, columns, gates = v.shape[0], v.shape[1], x.gates
+    _load(v, kind, x.u, x.turn)
+    through_state(n, dk, state, x)
+    u, through = x.u[:n, :columns], x.through[: 2 * n, :columns]
+    if not _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u)):
+        return False
+    narrow_rows(through[n:], kind, out)
+    update_state(n, dk, state, x)
+    return True

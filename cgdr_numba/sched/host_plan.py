@@ -1,0 +1,95 @@
+"""Plans of the fast backend: V tiles, (sequence, key head, V tile) items and bins for threads of the host."""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core.dims import Dims, ceil_div, ceil_to
+from cgdr_numba.core.fast.chunk_arena import chunk_bytes
+from cgdr_numba.sched.bins import fill_bins
+
+LANES = 16
+"""V tiles are whole vectors of the widest instruction set, so that they are the same everywhere."""
+SHARED_COLUMNS = 24
+"""What an item computes once for all of its value heads costs about as much as so many columns of one of them."""
+GOOD_ENOUGH = 1.02
+"""More tiles are taken only where the fullest bin gets lighter by this factor: each repeats the shared work."""
+
+
+class Work(NamedTuple):
+    """Items in bins."""
+
+    items: NDArray[np.int64]
+    """[n, 3]: sequence, key head, V tile."""
+    bin_ptr: NDArray[np.int64]
+    """CSR pointers [n_bins + 1] into items."""
+    heaviest: int
+    """Load of the fullest bin, in columns of a value head times tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostPlan:
+    """How a chunked call runs on fast. Which plan runs changes no bit of the results."""
+
+    dims: Dims
+    lengths: tuple[int, ...]
+    width: int
+    """Columns of a V tile, a multiple of 16."""
+    items: NDArray[np.int64]
+    """[n, 3]: sequence, key head, V tile; the value heads of a key head go with it."""
+    bin_ptr: NDArray[np.int64]
+    """CSR pointers [n_bins + 1] into items."""
+    arena_bytes: int
+    """Scratch of a bin."""
+
+    @property
+    def n_bins(self) -> int:
+        """Bins that hold items."""
+        return len(self.bin_ptr) - 1
+
+
+@functools.lru_cache(maxsize=256)
+def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int) -> HostPlan:
+    """Return the plan for at most n_bins bins whose scratch fits into fast_bytes of cache where it can.
+
+    The widest tile that fits comes first; narrower ones are for filling more bins evenly.
+    """
+    n_shared, widest = dims.hv // dims.hk, ceil_to(dims.dv, LANES)
+    while widest > LANES and chunk_bytes(dims.dk, dims.dv, widest, n_shared) > fast_bytes:
+        widest = ceil_to(widest // 2, LANES)
+    best, best_width = _work(dims, lengths, widest, n_bins), widest
+    width = widest
+    while n_bins > 1 and width > LANES:
+        width = ceil_to(width // 2, LANES)
+        work = _work(dims, lengths, width, n_bins)
+        if work.heaviest * GOOD_ENOUGH < best.heaviest:
+            best, best_width = work, width
+    return HostPlan(
+        dims, lengths, best_width, best.items, best.bin_ptr, chunk_bytes(dims.dk, dims.dv, best_width, n_shared)
+    )
+
+
+def _work(dims: Dims, lengths: tuple[int, ...], width: int, n_bins: int) -> Work:
+    """Return items in bins by the greedy rule, in the order of sequences whose fullest bin is lightest.
+
+    The rule closes a bin once it reaches the average, so a long sequence behind short ones may overfill it.
+    """
+    n_shared, n_tiles = dims.hv // dims.hk, ceil_div(dims.dv, width)
+    present = [n for n, length in enumerate(lengths) if length]
+    orders = [present, sorted(present, key=lambda n: lengths[n]), sorted(present, key=lambda n: -lengths[n])]
+    candidates = []
+    for order in orders:
+        items = np.array(
+            [(n, head, tile) for n in order for head in range(dims.hk) for tile in range(n_tiles)], np.int64
+        ).reshape(-1, 3)
+        columns = [min(width, dims.dv - tile * width) * n_shared + SHARED_COLUMNS for tile in range(n_tiles)]
+        loads = [lengths[n] * columns[tile] for n, _, tile in items.tolist()]
+        bin_ptr = fill_bins(loads, n_bins)
+        heaviest = max((sum(loads[a:b]) for a, b in zip(bin_ptr[:-1], bin_ptr[1:], strict=True)), default=0)
+        candidates.append(Work(items, bin_ptr, heaviest))
+        if n_bins == 1:
+            break
+    return min(candidates, key=lambda work: work.heaviest)
