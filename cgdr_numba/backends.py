@@ -15,12 +15,14 @@ from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.fast import launch as fast
 from cgdr_numba.core.threads import current_threads, most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
+from cgdr_numba.sched.device import host_cache_bytes, resolve
+from cgdr_numba.sched.host_plan import HostKey, HostPlan, plan_host
 from cgdr_numba.sched.plan import Plan, PlanKey, make_chunk_plan
 from cgdr_numba.sched.steps import plan_steps
 
 Array = NDArray[Any]
 
-BACKENDS: Final = ("golden", "faithful")
+BACKENDS: Final = ("fast", "golden", "faithful")
 """The backends of the chunked functions."""
 RECURRENT_BACKENDS: Final = ("fast", "golden")
 """The backends of the recurrent function."""
@@ -55,8 +57,6 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
     Returns out [B, T, Hv, Dv] and the final state seen as [N, Hv, Dv, Dk].
     """
     checks = Checks(problem.op)
-    if isinstance(options.backend, str) and options.backend == "fast":
-        raise UnsupportedError(f'{problem.op}: backend="fast" is not offered yet; take "golden" or "faithful"')
     backend = checks.choice("backend", options.backend, BACKENDS)
     switches = Arith(
         fused=checks.choice("axpy", options.axpy, ("two-roundings", "fused")) == "fused",
@@ -64,13 +64,18 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
     )
     arith = switches if any(switches) else None
     threads = check_threads(checks, options.threads)
-    plan = _plan(checks, problem, options) if backend == "faithful" else None
-    if plan is None:
-        _refuse_for_golden(checks, options)
-    out, final_state = _results(problem, backend)
-    if plan is None:
+    if backend != "faithful":
+        _refuse_the_kernels(checks, options, backend)
+    if backend == "golden":
+        out, final_state = _results(problem, backend)
         golden.run(problem, out, final_state)
+    elif backend == "fast":
+        host_plan = _host_plan(checks, problem, options, threads)
+        out, final_state = _results(problem, backend)
+        fast.run_chunks(problem, host_plan, threads, out, final_state)
     else:
+        plan = _plan(checks, problem, options)
+        out, final_state = _results(problem, backend)
         launch.run(problem, plan, arith, threads, out, final_state)
     _pass_states_through(problem, final_state)
     return out, final_state
@@ -189,24 +194,48 @@ def _plan(checks: Checks, problem: Problem, options: Options) -> Plan:
     if problem.q.dtype == FLOAT64:
         raise _float64_is_goldens(checks, options.backend)
     key = PlanKey(problem.dims, problem.lengths, problem.q.dtype.name)
-    plan = options.plan
-    if plan is None:
+    if options.plan is None:
         return make_chunk_plan(checks.op, *key[:2], dtype=key.dtype, target=options.target)
-    if not isinstance(plan, Plan):
-        raise DtypeError(f"{checks.op}: `plan` must be a Plan or None, got {type(plan).__qualname__}")
+    if not isinstance(options.plan, Plan):
+        raise DtypeError(f"{checks.op}: `plan` must be a Plan or None, got {type(options.plan).__qualname__}")
+    _check_plan(checks, options, key)
+    return options.plan
+
+
+def _host_plan(checks: Checks, problem: Problem, options: Options, threads: int | None) -> HostPlan:
+    """Return the caller's plan for fast after its check, or the one for the target and threads."""
+    if problem.q.dtype == FLOAT64:
+        raise _float64_is_goldens(checks, options.backend)
+    if options.plan is None:
+        if options.target is None:
+            return plan_host(problem.dims, problem.lengths, threads or current_threads(), host_cache_bytes())
+        device = resolve(options.target, "host", checks.op)
+        return plan_host(problem.dims, problem.lengths, device.cores, device.ub_bytes)
+    if not isinstance(options.plan, HostPlan):
+        raise DtypeError(f"{checks.op}: `plan` must be a HostPlan or None, got {type(options.plan).__qualname__}")
+    _check_plan(checks, options, HostKey(problem.dims, problem.lengths))
+    return options.plan
+
+
+def _check_plan(checks: Checks, options: Options, key: PlanKey | HostKey) -> None:
+    """Raise for a plan beside what it excludes, or one that was made for another call."""
     for name, value in (("target", options.target), ("threads", options.threads)):
         if value is not None:
             raise checks.error(f"`plan` excludes `{name}`, got {name} = {value!r} beside it")
-    if plan.key != key:
-        raise checks.error(f"`plan` must be made for {key}, got one for {plan.key}")
-    return plan
+    made_for = getattr(options.plan, "key", None)
+    if made_for != key:
+        raise checks.error(f"`plan` must be made for {key}, got one for {made_for}")
 
 
-def _refuse_for_golden(checks: Checks, options: Options) -> None:
-    """Raise for options that only other backends have."""
-    defaults = {"target": None, "plan": None, "axpy": "two-roundings", "overflow": "ieee"}
+def _refuse_the_kernels(checks: Checks, options: Options, backend: str) -> None:
+    """Raise for options that only faithful has, and for a device with golden."""
+    defaults = {"axpy": "two-roundings", "overflow": "ieee"}
+    reason = "has no options of the kernel's arithmetic"
+    if backend == "golden":
+        defaults, reason = {"target": None, "plan": None, **defaults}, "has no device"
     for name, default in defaults.items():
         value = getattr(options, name)
         if value is not default and not (isinstance(value, str) and value == default):
-            shown = f"one for {value.key}" if isinstance(value, Plan) else f"{value!r} ({type(value).__qualname__})"
-            raise checks.error(f'`{name}` must be left out with backend="golden", which has no device, got {shown}')
+            key = getattr(value, "key", None)
+            shown = f"{value!r} ({type(value).__qualname__})" if key is None else f"one for {key}"
+            raise checks.error(f'`{name}` must be left out with backend="{backend}", which {reason}, got {shown}')

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import FLOAT32, FLOAT64
 from cgdr_numba.core.exp64 import exp64
-from cgdr_numba.core.jit import Entry, inlined_kernel
+from cgdr_numba.core.jit import Compiled, inlined_kernel
 
 _exp64 = inlined_kernel(exp64)
 
@@ -119,7 +119,7 @@ def _argument_types() -> tuple[Any, ...]:
     return doubles, double, double, doubles, types.float64, singles, singles
 
 
-walk_gates = Entry(_walk_gates, _argument_types, parallel=False)
+walk_gates = Compiled(_walk_gates, _argument_types)
 """The compiled kernel. It is serial: 65,536 gates of each kind take a quarter of a millisecond."""
 
 _NO_DOUBLES = np.empty((0, 0, 0))

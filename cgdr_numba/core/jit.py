@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from cgdr_numba.core.cache import enable_cache
 
@@ -35,20 +37,20 @@ def inlined_kernel(function: F) -> F:
     return numba.njit(_nrt=False, forceinline=True, **_STRICT)(function)  # type: ignore[no-any-return]
 
 
-class Entry:
-    """A kernel, parallel as a rule, with exactly one compiled signature, compiled at its first call.
+class Compiled:
+    """A kernel that Python calls, with exactly one compiled signature, compiled at its first call.
 
     One signature means that no stride pattern, byte alignment or dtype of a user's array compiles anything again.
     """
 
     def __init__(
-        self, function: Callable[..., Any], argument_types: Callable[[], tuple[Any, ...]], *, parallel: bool = True
+        self, function: Callable[..., Any], argument_types: Callable[[], tuple[Any, ...]], **options: bool
     ) -> None:
-        """Take the kernel and a function that gives the numba types of its arguments."""
+        """Take the kernel, a function that gives the numba types of its arguments, and further options of njit."""
         self._argument_types = argument_types
         self._lock = threading.Lock()
         self._is_plain = self._ready = bool(numba.config.DISABLE_JIT)
-        self._call = numba.njit(parallel=parallel, **_STRICT)(function)
+        self._call = numba.njit(**options, **_STRICT)(function)
         self.compile_seconds: float | None = None
         """Seconds that compiling or loading took in this process; None before the first call and without JIT."""
         self.loaded = False
@@ -67,6 +69,12 @@ class Entry:
                 self.loaded = bool(self._call.stats.cache_hits)
                 self._ready = True
 
+    def address(self) -> int:
+        """Return where the machine code begins, for `call_at`."""
+        self.compile()
+        (result,) = self._call.overloads.values()
+        return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
+
     def __call__(self, *arguments: Any) -> None:
         """Run the kernel; it returns nothing and writes into its last arguments."""
         if self._is_plain:
@@ -77,3 +85,70 @@ class Entry:
         if not self._ready:
             self.compile()
         self._call(*arguments)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_call_at(_typing_context: Any, address: Any, b: Any, arguments: Any) -> Any:
+    """Call the kernel at an address with (b, *arguments)."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kinds = (types.int64, *signature.args[2].types)
+        kernel_type = context.call_conv.get_function_type(types.none, kinds)
+        target = builder.inttoptr(values[0], kernel_type.as_pointer())
+        given = [values[1], *cgutils.unpack_tuple(builder, values[2])]
+        status, _ = context.call_conv.call_function(builder, target, types.none, kinds, given)
+        with cgutils.if_unlikely(builder, status.is_error):
+            context.call_conv.return_status_propagate(builder, status)
+        return context.get_dummy_value()
+
+    return types.void(address, types.int64, arguments), generate
+
+
+call_at = _emit_call_at
+"""(address, b, arguments): the kernel at an address. Its code stays out of the caller's, which LLVM would otherwise
+optimise once more at every level of a parallel loop, for half a minute in all."""
+
+
+class Entry:
+    """A kernel of one bin, and the parallel loop that runs it for every bin.
+
+    A single bin is called without the loop: waking threads would cost more than a small call.
+    """
+
+    def __init__(
+        self,
+        run_bin: Callable[..., None],
+        walk: Callable[..., None],
+        argument_types: Callable[[], tuple[Any, ...]],
+    ) -> None:
+        """Take run_bin(b, *arguments), walk(address, n_bins, *arguments) and the numba types of the arguments."""
+        self._bin = Compiled(run_bin, lambda: (types.int64, *argument_types()), _nrt=False)
+        self._walk = Compiled(walk, lambda: (types.int64, types.int64, *argument_types()), parallel=True)
+        self._address = 0
+        self.__doc__ = run_bin.__doc__
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """Seconds that compiling or loading took in this process; None before the first call and without JIT."""
+        parts = [part.compile_seconds for part in (self._bin, self._walk) if part.compile_seconds is not None]
+        return sum(parts) if parts else None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether all compiled code came from the cache on disk."""
+        return all(part.loaded for part in (self._bin, self._walk) if part.compile_seconds is not None)
+
+    def compile(self) -> None:
+        """Compile now, if that has not happened yet."""
+        self._address = self._bin.address()
+        self._walk.compile()
+
+    def __call__(self, n_bins: int, *arguments: Any) -> None:
+        """Run all bins; they write into the last arguments."""
+        if n_bins == 1 or numba.config.DISABLE_JIT:
+            for b in range(n_bins):
+                self._bin(b, *arguments)
+            return
+        if not self._address:
+            self.compile()
+        self._walk(self._address, n_bins, *arguments)

@@ -13,7 +13,7 @@ from cgdr_numba.sched.device import DeviceSpec
 from cgdr_numba.sched.plan import Plan
 
 Array = NDArray[Any]
-Backend = Literal["golden", "faithful"]
+Backend = Literal["fast", "golden", "faithful"]
 
 
 def chunk_gated_delta_rule(
@@ -23,7 +23,7 @@ def chunk_gated_delta_rule(
     g: Array | None = None,
     beta: Array | None = None,
     *,
-    backend: Backend,
+    backend: Backend = "fast",
     scale: float | None = None,
     initial_state: Array | None = None,
     output_final_state: bool = False,

@@ -1,5 +1,6 @@
 """Devices that a plan is made for. Every hardware number of the package stands here, with its source."""
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +66,13 @@ def host() -> DeviceSpec:
     return DeviceSpec(
         name="host",
         cores=usable_cores(),
-        ub_bytes=_l2_bytes(),
+        ub_bytes=host_cache_bytes(),
         source="affinity mask of this process; L2 of core 0 as Linux reports it (1 MiB where it does not)",
     )
 
 
-def _l2_bytes() -> int:
+@functools.cache
+def host_cache_bytes() -> int:
     """Return the bytes of core 0's L2 cache, or 1 MiB where the system does not tell."""
     path = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
     try:

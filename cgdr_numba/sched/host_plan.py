@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cgdr_numba.core.dims import Dims, ceil_div, ceil_to
 from cgdr_numba.core.fast.chunk_arena import chunk_bytes
 from cgdr_numba.sched.bins import fill_bins
+from cgdr_numba.sched.steps import StepPlan, plan_steps
 
 LANES = 16
 """V tiles are whole vectors of the widest instruction set, so that they are the same everywhere."""
@@ -30,12 +31,18 @@ class Work(NamedTuple):
     """Load of the fullest bin, in columns of a value head times tokens."""
 
 
+class HostKey(NamedTuple):
+    """What a plan was made for; a call must match it to use the plan."""
+
+    dims: Dims
+    lengths: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HostPlan:
     """How a chunked call runs on fast. Which plan runs changes no bit of the results."""
 
-    dims: Dims
-    lengths: tuple[int, ...]
+    key: HostKey
     width: int
     """Columns of a V tile, a multiple of 16."""
     items: NDArray[np.int64]
@@ -44,6 +51,8 @@ class HostPlan:
     """CSR pointers [n_bins + 1] into items."""
     arena_bytes: int
     """Scratch of a bin."""
+    steps: StepPlan
+    """Work of the token loop, which runs instead where no sequence is worth a chunk."""
 
     @property
     def n_bins(self) -> int:
@@ -68,7 +77,12 @@ def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int
         if work.heaviest * GOOD_ENOUGH < best.heaviest:
             best, best_width = work, width
     return HostPlan(
-        dims, lengths, best_width, best.items, best.bin_ptr, chunk_bytes(dims.dk, dims.dv, best_width, n_shared)
+        key=HostKey(dims, lengths),
+        width=best_width,
+        items=best.items,
+        bin_ptr=best.bin_ptr,
+        arena_bytes=chunk_bytes(dims.dk, dims.dv, best_width, n_shared),
+        steps=plan_steps(dims, lengths, n_bins),
     )
 
 

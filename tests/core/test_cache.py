@@ -11,13 +11,13 @@ from cgdr_numba.core import cache
 
 SCRIPT = """
 import numpy as np
-from cgdr_numba.core.jit import Entry
+from cgdr_numba.core.jit import Compiled
 from numba.core import types
 
 def double(x):
     x[0] = 2 * x[0]
 
-entry = Entry(double, lambda: (types.Array(types.float32, 1, "C"),))
+entry = Compiled(double, lambda: (types.Array(types.float32, 1, "C"),))
 x = np.ones(1, np.float32)
 entry(x)
 print(x[0], len(entry._call.stats.cache_hits))

@@ -39,6 +39,7 @@ def run(
     with numba_threads(threads):
         launch = walk_bins if arith is None else walk_bins_optioned
         launch(
+            plan.n_bins,
             *(as_words(x) for x in inputs),
             *problem.sequences,
             plan.items,

@@ -11,7 +11,7 @@ from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.faithful import phases_k, phases_v
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.ub import F32Array, Kinds, Slices, Tile, Words, take_slices
-from cgdr_numba.core.jit import Entry, kernel
+from cgdr_numba.core.jit import Entry, call_at, kernel
 from cgdr_numba.core.ragged import Sequences, value_to_key_head
 from cgdr_numba.core.schedule import ChunkSchedule, UbLayout
 
@@ -168,7 +168,8 @@ def run_item(item: NDArray[np.int64], sequences: Sequences, operands: Operands, 
             run_v_tile(x, tile_at(t, plan, dims.dv), place, call, ub)
 
 
-def _walk_bins(
+def _run_bin(
+    b: int,
     q: Words,
     k: Words,
     v: Words,
@@ -191,16 +192,68 @@ def _walk_bins(
     out: Words,
     final_state: Words,
 ) -> None:
-    """Walk every bin's items in an arena of its own; bins run in parallel and share nothing that they write.
+    """All items of bin b, one after another, in one arena."""
+    operands = Operands(q, k, v, g, beta, state, out, final_state, workspace)
+    call = Call(plan, layout, dims, kinds, scale, arith)
+    for i in range(bin_ptr[b], bin_ptr[b + 1]):
+        run_item(items[i], Sequences(row, start, length), operands, call, arenas[b])
+
+
+def _walk(
+    address: int,
+    n_bins: int,
+    q: Words,
+    k: Words,
+    v: Words,
+    g: Words,
+    beta: Words,
+    state: Words,
+    row: NDArray[np.int64],
+    start: NDArray[np.int64],
+    length: NDArray[np.int64],
+    items: NDArray[np.int64],
+    bin_ptr: NDArray[np.int64],
+    plan: ChunkSchedule,
+    layout: UbLayout,
+    dims: Dims,
+    kinds: Kinds,
+    arith: Arith | None,
+    scale: np.float32,
+    arenas: F32Array,
+    workspace: F32Array,
+    out: Words,
+    final_state: Words,
+) -> None:
+    """Run bins in parallel; what they write is apart.
 
     Flat arguments: numba converts arrays of other strides to the one compiled signature only outside of tuples, and
     takes no tuple of tuples into a parallel loop.
     """
-    for b in numba.prange(len(bin_ptr) - 1):
-        operands = Operands(q, k, v, g, beta, state, out, final_state, workspace)
-        call = Call(plan, layout, dims, kinds, scale, arith)
-        for i in range(bin_ptr[b], bin_ptr[b + 1]):
-            run_item(items[i], Sequences(row, start, length), operands, call, arenas[b])
+    for b in numba.prange(n_bins):
+        arguments = (
+            q,
+            k,
+            v,
+            g,
+            beta,
+            state,
+            row,
+            start,
+            length,
+            items,
+            bin_ptr,
+            plan,
+            layout,
+            dims,
+            kinds,
+            arith,
+            scale,
+            arenas,
+            workspace,
+            out,
+            final_state,
+        )
+        call_at(address, np.int64(b), arguments)
 
 
 def _argument_types(arith: Arith | None) -> tuple[Any, ...]:
@@ -228,7 +281,7 @@ def _argument_types(arith: Arith | None) -> tuple[Any, ...]:
     )
 
 
-walk_bins = Entry(_walk_bins, lambda: _argument_types(None))
+walk_bins = Entry(_run_bin, _walk, lambda: _argument_types(None))
 """The worker for the default arithmetic."""
-walk_bins_optioned = Entry(_walk_bins, lambda: _argument_types(Arith(False, False)))
+walk_bins_optioned = Entry(_run_bin, _walk, lambda: _argument_types(Arith(False, False)))
 """The worker for fused or saturating arithmetic, as its `arith` says."""

@@ -93,30 +93,31 @@ def _emit_squares(_typing_context: Any, x: Any, sums: Any) -> Any:
     return types.void(x, sums), generate
 
 
-def _fetch_intrinsic(for_writing: bool) -> Any:
-    """Return an intrinsic that asks for the cache lines of elements [m, n, w], row by row."""
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_fetch(_typing_context: Any, words: Any) -> Any:
+    """Ask for the cache lines of elements [m, n, w], row by row, into the second-level cache."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def emitted(_typing_context: Any, words: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, values[0])
-            sizes, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
-            byte, line = ir.IntType(8).as_pointer(), INDEX(64)
-            kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
-            ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-            start = builder.bitcast(array.data, byte)
-            n_lines = builder.sdiv(builder.add(builder.mul(sizes[1], strides[1]), INDEX(63)), line)
-            with cgutils.for_range(builder, sizes[0]) as down, cgutils.for_range(builder, n_lines) as across:
-                offset = builder.add(builder.mul(down.index, strides[0]), builder.mul(across.index, line))
-                builder.call(ask, [builder.gep(start, [offset]), SMALL(int(for_writing)), SMALL(2), SMALL(1)])
-            return context.get_dummy_value()
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        sizes, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
+        byte, line = ir.IntType(8).as_pointer(), INDEX(64)
+        kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        start = builder.bitcast(array.data, byte)
+        n_lines = builder.sdiv(builder.add(builder.mul(sizes[1], strides[1]), INDEX(63)), line)
+        with cgutils.for_range(builder, sizes[0]) as down, cgutils.for_range(builder, n_lines) as across:
+            offset = builder.add(builder.mul(down.index, strides[0]), builder.mul(across.index, line))
+            builder.call(ask, [builder.gep(start, [offset]), SMALL(0), SMALL(2), SMALL(1)])
+        return context.get_dummy_value()
 
-        return types.void(words), generate
-
-    return emitted
+    return types.void(words), generate
 
 
-_emit_fetch, _emit_fetch_for_writing = _fetch_intrinsic(False), _fetch_intrinsic(True)
+@kernel
+def _compiled_fetch(words: Words) -> None:
+    """Ask for elements [m, n, w] ahead of their use, where those of a row lie within a few cache lines."""
+    if words.strides[1] == 2 * words.shape[2]:
+        _emit_fetch(words)
 
 
 @kernel
@@ -129,6 +130,10 @@ def _compiled_transpose(x: F32Array, y: F32Array) -> None:
 def _compiled_squares(x: F32Array, sums: F32Array) -> None:
     """sums[i] = X[i] . X[i]; the intrinsic behind an ordinary call."""
     _emit_squares(x, sums)
+
+
+def plain_fetch(words: Words) -> None:
+    """Nothing to do without compiled code."""
 
 
 def plain_transpose(x: F32Array, y: F32Array) -> None:
@@ -147,6 +152,9 @@ transpose = plain_transpose if _PLAIN else _compiled_transpose
 squares = plain_squares if _PLAIN else _compiled_squares
 """sums [m] = sums of squares of the rows of X [m, n]."""
 
+
+fetch = plain_fetch if _PLAIN else _compiled_fetch
+"""Ask for elements [m, n, w] ahead of their use; changes no result."""
 
 _swapped = swapped
 

@@ -16,17 +16,11 @@ PAIR_ROWS: Final = 3 * C
 """Rows of K and Q together, and room for whole chunks of few tokens."""
 
 
-class ChunkRows(NamedTuple):
-    """Slices of an arena; every row begins on a cache line."""
+class HeadRows(NamedTuple):
+    """Slices that the phases of one value head touch; every row begins on a cache line."""
 
     pair: F32Array
     """[3 C, ceil16(Dk)]; K of r tokens, then Q."""
-    k_turned: F32Array
-    """[ceil16(Dk), C]; K^T."""
-    raw: F32Array
-    """[3 C, C]; K K^T, then Q K^T."""
-    squares: F32Array
-    """[3 C]; sums of squares of the rows of the pair."""
     b: F32Array
     """[C, C]"""
     m: F32Array
@@ -40,6 +34,18 @@ class ChunkRows(NamedTuple):
     """[C, width]; V, then e^(G_last - G) U."""
     turn: F32Array
     """Flat; blocks on their way to being transposed."""
+
+
+class ChunkRows(NamedTuple):
+    """All slices of an arena."""
+
+    k_turned: F32Array
+    """[ceil16(Dk), C]; K^T."""
+    raw: F32Array
+    """[3 C, C]; K K^T, then Q K^T."""
+    squares: F32Array
+    """[3 C]; sums of squares of the rows of the pair."""
+    head: HeadRows
     states: F32Array
     """[Hv / Hk, ceil16(Dk), width]; the workspace: states between chunks."""
     step: Rows
@@ -74,24 +80,26 @@ def take_chunk_rows(arena: F32Array, sizes: tuple[int, int], width: int, n_state
     turn = u + C * wide
     states = turn + n_states * key * width
     return ChunkRows(
-        arena[:pair].reshape(PAIR_ROWS, key),
         arena[pair:turned].reshape(key, C),
         arena[turned:raw].reshape(PAIR_ROWS, C),
         arena[raw:squares],
-        arena[squares:b].reshape(C, C),
-        arena[b:m].reshape(C, C),
-        Gates(
-            arena[m : m + 2 * C].view(np.float64),
-            arena[m + 2 * C : m + 3 * C],
-            arena[m + 3 * C : m + 4 * C],
-            arena[m + 4 * C : m + 5 * C],
-            arena[m + 5 * C : m + 6 * C],
-            arena[m + 6 * C : gates],
+        HeadRows(
+            arena[:pair].reshape(PAIR_ROWS, key),
+            arena[squares:b].reshape(C, C),
+            arena[b:m].reshape(C, C),
+            Gates(
+                arena[m : m + 2 * C].view(np.float64),
+                arena[m + 2 * C : m + 3 * C],
+                arena[m + 3 * C : m + 4 * C],
+                arena[m + 4 * C : m + 5 * C],
+                arena[m + 5 * C : m + 6 * C],
+                arena[m + 6 * C : gates],
+            ),
+            arena[gates:all_decay],
+            arena[all_decay:through].reshape(PAIR_ROWS, width),
+            arena[through:u].reshape(C, width),
+            arena[u:turn],
         ),
-        arena[gates:all_decay],
-        arena[all_decay:through].reshape(PAIR_ROWS, width),
-        arena[through:u].reshape(C, width),
-        arena[u:turn],
         arena[turn:states].reshape(n_states, key, width),
         take_rows(arena[states:], dk, dv),
     )

@@ -4,12 +4,16 @@ A sum of float32 gates in float64 keeps what gates of -300 and of -0.001 have in
 kept only. Gates below -1000 count as -1000: either leaves nothing in float32.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numba
 import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dtypes import F32_MAX, widen
+from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set
 from cgdr_numba.core.fast.solve import C
 from cgdr_numba.core.jit import kernel
 
@@ -95,25 +99,59 @@ def lowest(gates: Gates, n: int) -> float:
     return least
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_scores(_typing_context: Any, operands: Any) -> Any:
+    """Rows of B and M out of (kk, qk, growth, beta, decay, b, m): D_ij = decay_i growth_j."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        parts = cgutils.unpack_tuple(builder, values[0])
+        arrays = [context.make_array(kind)(context, builder, x) for kind, x in zip(operands, parts, strict=True)]
+        kk, qk, growth, beta, decay, b, m = (array.data for array in arrays)
+        lanes = Lanes(builder, instruction_set().lanes)
+        growths = [lanes.load(growth, INDEX(j)) for j in range(0, C, lanes.n)]
+        with cgutils.for_range(builder, builder.extract_value(arrays[0].shape, 0)) as loop:
+            left, factor = (lanes.splat_at(array, loop.index) for array in (decay, beta))
+            row = builder.mul(loop.index, INDEX(C))
+            for i, part in enumerate(growths):
+                place = builder.add(row, INDEX(i * lanes.n))
+                between = builder.fmul(left, part)
+                written = builder.fmul(factor, builder.fmul(between, lanes.load(kk, place)))
+                lanes.store(builder.fsub(lanes.zero, written), b, place)
+                lanes.store(builder.fmul(between, lanes.load(qk, place)), m, place)
+        return context.get_dummy_value()
+
+    return types.void(operands), generate
+
+
+@kernel
+def _compiled_scores(kk: F32Array, qk: F32Array, gates: Gates, b: F32Array, m: F32Array) -> None:
+    """The intrinsic behind an ordinary call."""
+    _emit_scores((kk, qk, gates.growth, gates.beta, gates.decay, b, m))
+
+
+def plain_scores(kk: F32Array, qk: F32Array, gates: Gates, b: F32Array, m: F32Array) -> None:
+    """B and M by products of factors, by NumPy."""
+    n = len(kk)
+    between = gates.decay[:n, np.newaxis] * gates.growth
+    b[:n], m[:n] = -(gates.beta[:n, np.newaxis] * (between * kk)), between * qk
+
+
+_factored_scores = plain_scores if numba.config.DISABLE_JIT else _compiled_scores
+
+
 @kernel
 def decay_scores(kk: F32Array, qk: F32Array, gates: Gates, b: F32Array, m: F32Array) -> None:
     """B = -beta K K^T . D and M = Q K^T . D with D_ij = e^(G_i - G_j); above the diagonal they mean nothing.
 
-    Reads kk, qk [r, C] and writes the same rows of b and m. D_ij is e^G_i e^-G_j where both are in range, else the exp
-    of the difference.
+    Reads kk, qk [r, C] and writes the same rows of b and m, all contiguous. D_ij is e^G_i e^-G_j where both are in
+    range, else the exp of the difference.
     """
     n = kk.shape[0]
-    in_range = lowest(gates, n) > LOWEST_FACTOR
-    for i in range(n):
-        here, factor, left = gates.sums[i], -gates.beta[i], gates.decay[i]
-        b_row, m_row, kk_row, qk_row = b[i], m[i], kk[i], qk[i]
-        if in_range:
-            for j in range(C):
-                between = left * gates.growth[j]
-                b_row[j] = factor * between * kk_row[j]
-                m_row[j] = between * qk_row[j]
-        else:
+    if lowest(gates, n) > LOWEST_FACTOR:
+        _factored_scores(kk, qk, gates, b, m)
+    else:
+        for i in range(n):
             for j in range(i + 1):
-                between = exp32(here - gates.sums[j])
-                b_row[j] = factor * between * kk_row[j]
-                m_row[j] = between * qk_row[j]
+                between = exp32(gates.sums[i] - gates.sums[j])
+                b[i, j] = -(gates.beta[i] * (between * kk[i, j]))
+                m[i, j] = between * qk[i, j]

@@ -72,4 +72,5 @@ def plain_update(state: F32Array, decay: np.float32, k: F32Array, delta: F32Arra
     out[:] = decay * state + k[:, np.newaxis] * delta
 
 
-read, update, update_and_read = make_passes(_emit, plain_read, plain_update)
+passes = make_passes(_emit, plain_read, plain_update)
+read, update, update_and_read = passes

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
-from cgdr_numba.core.fast.chunk_worker import walk_chunks
+from cgdr_numba.core.fast.chunk_worker import FEW, ChunkKinds, walk_chunks
 from cgdr_numba.core.fast.step import rows_bytes
 from cgdr_numba.core.fast.step_worker import StepFlags, StepKinds, walk_steps
 from cgdr_numba.core.threads import numba_threads
@@ -26,7 +25,7 @@ class PreparedSteps:
         self._is_direct = _is_direct(state)
         self._state_words = as_words(state)
         self._threads = threads
-        self._serial = plan.n_bins <= 1
+        self._n_bins = plan.n_bins
         kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, state)))
         flags = StepFlags(problem.normalise, problem.state_v_first, self._is_direct)
         self._fixed = (
@@ -59,12 +58,12 @@ class PreparedSteps:
         """Call the worker."""
         words = [as_words(x) for x in inputs]
         arguments = (*words, self._state_words, source, *self._fixed, as_words(out), final_state)
-        if self._serial:
+        if self._n_bins <= 1:
             # One bin runs without threads, and asking numba for its number would cost as much as a small call.
-            walk_steps(*arguments)
+            walk_steps(self._n_bins, *arguments)
         else:
             with numba_threads(self._threads):
-                walk_steps(*arguments)
+                walk_steps(self._n_bins, *arguments)
 
 
 def run_steps(
@@ -86,33 +85,31 @@ def run_chunks(
     Writes out [B, T, Hv, Dv] and, for sequences that have tokens, final_state, seen as [N, Hv, Dv, Dk].
     """
     given, final = problem.given_state, final_state if problem.state_v_first else final_state.swapaxes(2, 3)
-    is_direct = _is_direct(given)
-    is_single = final.dtype == FLOAT32
+    if max(problem.lengths, default=0) <= FEW and not problem.state_v_first and final.dtype == FLOAT32:
+        # The token loop's bits are the same in the caller's states as in scratch that they are moved to.
+        run_steps(problem, plan.steps, threads, out, final)
+        return
     arrays = (problem.q, problem.k, problem.v, problem.g, problem.beta, given)
-    kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, given)))
-    none = np.empty((0, 0, 0, 0), np.float32)
     arguments = (
         *(as_words(x) for x in arrays),
-        given if is_direct else final if is_single else none,
         *problem.sequences,
         plan.items,
         plan.bin_ptr,
         problem.dims,
-        kinds,
-        StepFlags(problem.normalise, problem.state_v_first, is_direct),
+        ChunkKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, given, final))),
+        problem.normalise,
+        problem.state_v_first,
         single(problem.scale),
         plan.width,
-        KINDS[final.dtype],
         memory.scratch(plan.n_bins, plan.arena_bytes),
         as_words(out),
-        final if is_single else none,
         as_words(final),
     )
     if plan.n_bins <= 1:
-        walk_chunks(*arguments)
+        walk_chunks(plan.n_bins, *arguments)
     else:
         with numba_threads(threads):
-            walk_chunks(*arguments)
+            walk_chunks(plan.n_bins, *arguments)
 
 
 def _is_direct(state: NDArray[Any]) -> bool:

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core.fast.blocks import load_block, squares, transpose
-from cgdr_numba.core.fast.chunk_arena import ChunkRows
 from cgdr_numba.core.fast.microkernel import multiply
 from cgdr_numba.core.fast.step import multiply_row
 from cgdr_numba.core.jit import kernel
 from cgdr_numba.core.l2norm import L2NORM_EPS
 
+F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
 
 _ONE, _EPS = np.float32(1.0), np.float32(L2NORM_EPS)
@@ -19,27 +19,28 @@ _load, _squares, _transpose, _multiply = load_block, squares, transpose, multipl
 
 
 @kernel
-def load_pair(q: Words, k: Words, kind: int, how: Any, x: ChunkRows) -> None:
-    """K = k and Q = scale q of r tokens [r, Dk, w], each over its length where `how` (normalise, scale) says so.
+def load_pair(tokens: tuple[Words, Words], kind: int, how: Any, pair: F32Array, squares: F32Array, turn: F32Array) -> None:
+    """K = k and Q = scale q of r tokens (q, k), each [r, Dk, w], over their lengths where asked.
 
-    Writes pair[:2 r], k_turned[:, :r].
+    `how` is (whether to normalise, scale). Writes pair[:2 r].
     """
+    q, k = tokens
     normalise, scale = how
     n, dk = k.shape[0], k.shape[1]
-    _load(k, kind, x.pair[:n], x.turn)
-    _load(q, kind, x.pair[n : 2 * n], x.turn)
+    _load(k, kind, pair[:n], turn)
+    _load(q, kind, pair[n : 2 * n], turn)
     if normalise:
-        _squares(x.pair[: 2 * n, :dk], x.squares)
+        _squares(pair[: 2 * n, :dk], squares)
         for i in range(n):
-            multiply_row(x.pair[i], dk, _ONE / np.sqrt(x.squares[i] + _EPS))
-            multiply_row(x.pair[n + i], dk, scale / np.sqrt(x.squares[n + i] + _EPS))
+            multiply_row(pair[i], dk, _ONE / np.sqrt(squares[i] + _EPS))
+            multiply_row(pair[n + i], dk, scale / np.sqrt(squares[n + i] + _EPS))
     else:
         for i in range(n):
-            multiply_row(x.pair[n + i], dk, scale)
-    _transpose(x.pair[:n, :dk], x.k_turned)
+            multiply_row(pair[n + i], dk, scale)
 
 
 @kernel
-def compute_raw_scores(n: int, dk: int, x: ChunkRows) -> None:
-    """K K^T and Q K^T of n tokens; writes raw[:2 n]."""
-    _multiply(x.pair[: 2 * n, :dk], x.k_turned[:dk], x.raw[: 2 * n])
+def compute_raw_scores(n: int, dk: int, pair: F32Array, k_turned: F32Array, raw: F32Array) -> None:
+    """K K^T and Q K^T of n tokens; writes k_turned and raw[:2 n]."""
+    _transpose(pair[:n, :dk], k_turned)
+    _multiply(pair[: 2 * n, :dk], k_turned[:dk], raw[: 2 * n])

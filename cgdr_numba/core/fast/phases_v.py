@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core.fast.blocks import load_block, transpose
-from cgdr_numba.core.fast.chunk_arena import ChunkRows
+from cgdr_numba.core.fast.chunk_arena import HeadRows
 from cgdr_numba.core.fast.convert import adjacent, narrow_rows, swapped, widen_rows
 from cgdr_numba.core.fast.microkernel import multiply, multiply_onto_scaled
 from cgdr_numba.core.fast.solve import Triangle, solve
@@ -47,32 +47,21 @@ def store_state(state: F32Array, kind: int, is_v_first: bool, tile: tuple[int, i
 
 
 @kernel
-def through_state(n: int, dk: int, state: F32Array, x: ChunkRows) -> None:
-    """K S and Q S of n tokens; writes through[:2 n]."""
-    _multiply(x.pair[: 2 * n, :dk], state[:dk], x.through[: 2 * n])
-
-
-@kernel
-def update_state(n: int, dk: int, state: F32Array, x: ChunkRows) -> None:
-    """S = e^G_last S + K^T u, u being e^(G_last - G) U; reads pair, u; writes all_decay and the state."""
-    left = x.gates.decay[n - 1]
-    for d in range(dk):
-        x.all_decay[d] = left
-    _multiply_onto_scaled(x.pair[:n, :dk].T, x.u[:n], x.all_decay, state[:dk])
-
-
-@kernel
-def run_head(v: Words, out: Words, kind: int, state: F32Array, dk: int, x: ChunkRows) -> bool:
+def run_head(v: Words, out: Words, kind: int, state: F32Array, dk: int, x: HeadRows) -> bool:
     """All phases of one value head's chunk after its scores; returns False, and leaves the state, where it overflows.
 
-    Reads pair, b, m, gates; v and out are [r, n, w].
+    K S and Q S into through; V, U and O by `solve`; out = O; S = e^G_last S + K^T (e^(G_last - G) U). Reads pair, b, m,
+    gates; v and out are [r, n, w].
     """
     n, columns, gates = v.shape[0], v.shape[1], x.gates
     _load(v, kind, x.u, x.turn)
-    through_state(n, dk, state, x)
+    _multiply(x.pair[: 2 * n, :dk], state[:dk], x.through[: 2 * n])
     u, through = x.u[:n, :columns], x.through[: 2 * n, :columns]
     if not _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u)):
         return False
     narrow_rows(through[n:], kind, out)
-    update_state(n, dk, state, x)
+    left = gates.decay[n - 1]
+    for d in range(dk):
+        x.all_decay[d] = left
+    _multiply_onto_scaled(x.pair[:n, :dk].T, x.u[:n], x.all_decay, state[:dk])
     return True

@@ -1,5 +1,6 @@
 """The recurrent path: a run of tokens over one head's state, which is read and written once for all of them."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.exp64 import exp64
 from cgdr_numba.core.fast import k_first, v_first
 from cgdr_numba.core.fast.convert import narrow_row, widen_row
+from cgdr_numba.core.fast.passes import Passes
 from cgdr_numba.core.jit import kernel
 from cgdr_numba.core.l2norm import L2NORM_EPS
 
@@ -18,8 +20,7 @@ Words = NDArray[np.uint16]
 
 _ONE, _EPS = np.float32(1.0), np.float32(L2NORM_EPS)
 _exp64 = kernel(exp64)
-_read_k, _update_k, _both_k = k_first.read, k_first.update, k_first.update_and_read
-_read_v, _update_v, _both_v = v_first.read, v_first.update, v_first.update_and_read
+_read_v = v_first.read
 
 
 class Rows(NamedTuple):
@@ -122,33 +123,37 @@ class Tokens(NamedTuple):
     """(kind of q, k, v and out; of g; of beta)"""
 
 
-@kernel
-def run_tokens(x: Tokens, source: F32Array, state: F32Array, is_v_first: bool, rows: Rows) -> None:
-    """Run the tokens over a state that is read from `source` and left in `state` (which may be one).
+def _make_run_tokens(passes: Passes) -> Callable[..., None]:
+    """Return the loop over tokens for the states that `passes` are for."""
+    read, update, update_and_read = passes
 
-    State rows are keys [Dk, Dv], or values [Dv, Dk] where is_v_first. Every token computes the same numbers whether
-    it comes first, last or in between, so a run may be cut anywhere without a changed bit.
-    """
-    kind, g_kind, beta_kind = x.kinds
-    n_tokens, dk = x.v.shape[0], source.shape[1] if is_v_first else source.shape[0]
-    if is_v_first:
-        _read_v(source, rows.k[0, :dk], rows.q[0, :dk], rows.m, rows.p)
-    else:
-        _read_k(source, rows.k[0, :dk], rows.q[0, :dk], rows.m, rows.p)
-    for i in range(n_tokens):
-        decay = np.float32(_exp64(np.float64(widen(x.g[i], g_kind))))
-        widen_row(x.v[i], kind, rows.delta)
-        finish_token(decay, widen(x.beta[i], beta_kind), rows.kq[i], rows.delta, rows.m, rows.p)
-        narrow_row(rows.p, kind, x.out[i])
-        last = i + 1 == n_tokens
-        following = i if last else i + 1
-        k, k_next, q_next = rows.k[i, :dk], rows.k[following, :dk], rows.q[following, :dk]
-        if last and is_v_first:
-            _update_v(source, decay, k, rows.delta, state)
-        elif last:
-            _update_k(source, decay, k, rows.delta, state)
-        elif is_v_first:
-            _both_v(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
-        else:
-            _both_k(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
-        source = state
+    @kernel
+    def run(x: Tokens, dk: int, source: F32Array, state: F32Array, rows: Rows) -> None:
+        """Run the tokens over a state that is read from `source` and left in `state` (which may be one).
+
+        Every token computes the same numbers whether it comes first, last or in between, so a run may be cut anywhere
+        without a changed bit.
+        """
+        kind, g_kind, beta_kind = x.kinds
+        n_tokens = x.v.shape[0]
+        read(source, rows.k[0, :dk], rows.q[0, :dk], rows.m, rows.p)
+        for i in range(n_tokens):
+            decay = np.float32(_exp64(np.float64(widen(x.g[i], g_kind))))
+            widen_row(x.v[i], kind, rows.delta)
+            finish_token(decay, widen(x.beta[i], beta_kind), rows.kq[i], rows.delta, rows.m, rows.p)
+            narrow_row(rows.p, kind, x.out[i])
+            k = rows.k[i, :dk]
+            if i + 1 == n_tokens:
+                update(source, decay, k, rows.delta, state)
+            else:
+                k_next, q_next = rows.k[i + 1, :dk], rows.q[i + 1, :dk]
+                update_and_read(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
+            source = state
+
+    return run  # type: ignore[no-any-return]
+
+
+run_by_key = _make_run_tokens(k_first.passes)
+"""Tokens over a state whose rows are keys [Dk, Dv]."""
+run_by_value = _make_run_tokens(v_first.passes)
+"""Tokens over a state whose rows are values [Dv, Dk]."""

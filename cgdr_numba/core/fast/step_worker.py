@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import CHUNK, Dims
 from cgdr_numba.core.fast.convert import widen_row
-from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_tokens, take_rows
-from cgdr_numba.core.jit import Entry, kernel
-from cgdr_numba.core.ragged import Sequences
+from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key, run_by_value, take_rows
+from cgdr_numba.core.jit import Entry, call_at, kernel
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -57,10 +56,10 @@ class StepOperands(NamedTuple):
 
 
 @kernel
-def run_item(n: int, key_head: int, tokens: Any, x: StepOperands, call: Any, rows: Rows) -> None:
+def run_item(n: int, key_head: int, place: Any, x: StepOperands, call: Any, rows: Rows) -> None:
     """All tokens of one (sequence, key head), over the states of the value heads that it serves."""
     dims, kinds, flags, scale = call
-    row, start, length = tokens
+    row, start, length = place
     n_shared = dims.hv // dims.hk
     for block in range(0, length, CHUNK):
         begin, end = start + block, start + min(length, block + CHUNK)
@@ -73,33 +72,21 @@ def run_item(n: int, key_head: int, tokens: Any, x: StepOperands, call: Any, row
                 for i in range(state.shape[0]):
                     widen_row(x.state_words[n, head, i], kinds.state, state[i])
             source = x.state[n, head] if block == 0 and flags.is_direct else state
-            run_tokens(
-                Tokens(
-                    x.v[row, begin:end, head],
-                    x.g[row, begin:end, head],
-                    x.beta[row, begin:end, head],
-                    x.out[row, begin:end, head],
-                    (kinds.qkv, kinds.g, kinds.beta),
-                ),
-                source,
-                state,
-                flags.is_v_first,
-                rows,
+            tokens = Tokens(
+                x.v[row, begin:end, head],
+                x.g[row, begin:end, head],
+                x.beta[row, begin:end, head],
+                x.out[row, begin:end, head],
+                (kinds.qkv, kinds.g, kinds.beta),
             )
+            if flags.is_v_first:
+                run_by_value(tokens, dims.dk, source, state, rows)
+            else:
+                run_by_key(tokens, dims.dk, source, state, rows)
 
 
-@kernel
-def run_bin(b: int, work: Any, sequences: Sequences, x: StepOperands, call: Any, arena: F32Array) -> None:
-    """All items of bin b, one after another, in one arena."""
-    items, bin_ptr = work
-    rows = take_rows(arena, call[0].dk, call[0].dv)
-    for i in range(bin_ptr[b], bin_ptr[b + 1]):
-        n = items[i, 0]
-        tokens = (sequences.row[n], sequences.start[n], sequences.length[n])
-        run_item(n, items[i, 1], tokens, x, call, rows)
-
-
-def _walk_steps(
+def _run_bin(
+    b: int,
     q: Words,
     k: Words,
     v: Words,
@@ -120,16 +107,61 @@ def _walk_steps(
     out: Words,
     final_state: F32Array,
 ) -> None:
-    """Walk every bin's items [n, 2] (sequence, key head) in an arena of its own; bins share nothing that they write."""
-    if len(bin_ptr) == 2:
-        # One bin needs no threads, and waking them would cost more than a small call.
-        operands = StepOperands(q, k, v, g, beta, state_words, state, out, final_state)
-        run_bin(0, (items, bin_ptr), Sequences(row, start, length), operands, (dims, kinds, flags, scale), arenas[0])
-    else:
-        for b in numba.prange(len(bin_ptr) - 1):
-            operands = StepOperands(q, k, v, g, beta, state_words, state, out, final_state)
-            call = (dims, kinds, flags, scale)
-            run_bin(b, (items, bin_ptr), Sequences(row, start, length), operands, call, arenas[b])
+    """All items [n, 2] (sequence, key head) of bin b, one after another, in one arena."""
+    rows = take_rows(arenas[b], dims.dk, dims.dv)
+    operands = StepOperands(q, k, v, g, beta, state_words, state, out, final_state)
+    for i in range(bin_ptr[b], bin_ptr[b + 1]):
+        n = items[i, 0]
+        run_item(n, items[i, 1], (row[n], start[n], length[n]), operands, (dims, kinds, flags, scale), rows)
+
+
+def _walk(
+    address: int,
+    n_bins: int,
+    q: Words,
+    k: Words,
+    v: Words,
+    g: Words,
+    beta: Words,
+    state_words: Words,
+    state: F32Array,
+    row: NDArray[np.int64],
+    start: NDArray[np.int64],
+    length: NDArray[np.int64],
+    items: NDArray[np.int64],
+    bin_ptr: NDArray[np.int64],
+    dims: Dims,
+    kinds: StepKinds,
+    flags: StepFlags,
+    scale: np.float32,
+    arenas: F32Array,
+    out: Words,
+    final_state: F32Array,
+) -> None:
+    """Run bins in parallel; what they write is apart."""
+    for b in numba.prange(n_bins):
+        arguments = (
+            q,
+            k,
+            v,
+            g,
+            beta,
+            state_words,
+            state,
+            row,
+            start,
+            length,
+            items,
+            bin_ptr,
+            dims,
+            kinds,
+            flags,
+            scale,
+            arenas,
+            out,
+            final_state,
+        )
+        call_at(address, np.int64(b), arguments)
 
 
 def _argument_types() -> tuple[Any, ...]:
@@ -155,5 +187,5 @@ def _argument_types() -> tuple[Any, ...]:
     )
 
 
-walk_steps = Entry(_walk_steps, _argument_types)
+walk_steps = Entry(_run_bin, _walk, _argument_types)
 """The compiled worker."""
