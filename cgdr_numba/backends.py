@@ -229,7 +229,7 @@ def _check_plan(checks: Checks, options: Options, key: PlanKey | HostKey) -> Non
 
 def _refuse_the_kernels(checks: Checks, options: Options, backend: str) -> None:
     """Raise for options that only faithful has, and for a device with golden."""
-    defaults = {"axpy": "two-roundings", "overflow": "ieee"}
+    defaults: dict[str, str | None] = {"axpy": "two-roundings", "overflow": "ieee"}
     reason = "has no options of the kernel's arithmetic"
     if backend == "golden":
         defaults, reason = {"target": None, "plan": None, **defaults}, "has no device"

@@ -45,13 +45,13 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory, name, poisoned)
 
 
-@pytest.fixture(params=["golden", "faithful", "recurrent"])
+@pytest.fixture(params=["fast", "golden", "faithful", "recurrent"])
 def backend(request: pytest.FixtureRequest) -> str:
     """Every backend of the chunked functions, and "recurrent": fused_recurrent_gated_delta_rule on fast."""
     return str(request.param)
 
 
-@pytest.fixture(params=["golden", "faithful"])
+@pytest.fixture(params=["fast", "golden", "faithful"])
 def chunk_backend(request: pytest.FixtureRequest) -> str:
     """Every backend of the chunked functions."""
     return str(request.param)

@@ -70,8 +70,10 @@ class Compiled:
                 self._ready = True
 
     def address(self) -> int:
-        """Return where the machine code begins, for `call_at`."""
+        """Return where the machine code begins, for `call_at`; 0 where kernels are plain Python."""
         self.compile()
+        if self._is_plain:
+            return 0
         (result,) = self._call.overloads.values()
         return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
@@ -88,7 +90,7 @@ class Compiled:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _emit_call_at(_typing_context: Any, address: Any, b: Any, arguments: Any) -> Any:
+def _emit_call_at(_typing_context: Any, address: Any, _b: Any, arguments: Any) -> Any:
     """Call the kernel at an address with (b, *arguments)."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

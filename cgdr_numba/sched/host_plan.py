@@ -1,6 +1,7 @@
 """Plans of the fast backend: V tiles, (sequence, key head, V tile) items and bins for threads of the host."""
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,7 +103,7 @@ def _work(dims: Dims, lengths: tuple[int, ...], width: int, n_bins: int) -> Work
         columns = [min(width, dims.dv - tile * width) * n_shared + SHARED_COLUMNS for tile in range(n_tiles)]
         loads = [lengths[n] * columns[tile] for n, _, tile in items.tolist()]
         bin_ptr = fill_bins(loads, n_bins)
-        heaviest = max((sum(loads[a:b]) for a, b in zip(bin_ptr[:-1], bin_ptr[1:], strict=True)), default=0)
+        heaviest = max((sum(loads[a:b]) for a, b in itertools.pairwise(bin_ptr)), default=0)
         candidates.append(Work(items, bin_ptr, heaviest))
         if n_bins == 1:
             break

@@ -29,7 +29,7 @@ def _array(context: Any, builder: Any, kind: Any, value: Any) -> tuple[Any, Any,
 
 
 def _turned(lanes: Lanes, rows: list[Any]) -> list[Any]:
-    """Return the transpose of n vectors of n lanes: log2(n) rounds in which pairs of rows swap halves of their lanes."""
+    """Return the transpose of n vectors of n lanes, by log2(n) rounds in which pairs of rows swap lanes."""
     builder, n, step = lanes.builder, lanes.n, 1
     while step < n:
         low = [lane if not lane & step else n + lane - step for lane in range(n)]
@@ -56,9 +56,7 @@ def _emit_transpose(_typing_context: Any, x: Any, y: Any) -> Any:
         with cgutils.for_range(builder, blocks[0]) as down, cgutils.for_range(builder, blocks[1]) as across:
             row, column = builder.mul(down.index, size), builder.mul(across.index, size)
             places = [(builder.add(row, INDEX(i)), builder.add(column, INDEX(i))) for i in range(lanes.n)]
-            block = [
-                lanes.load(source, builder.add(builder.mul(place, source_stride), column)) for place, _ in places
-            ]
+            block = [lanes.load(source, builder.add(builder.mul(place, source_stride), column)) for place, _ in places]
             for vector, (_, place) in zip(_turned(lanes, block), places, strict=True):
                 lanes.store(vector, target, builder.add(builder.mul(place, target_stride), row))
         return context.get_dummy_value()

@@ -5,8 +5,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cgdr_numba.core.dims import FAST_CHUNK as C
 from cgdr_numba.core.fast.decay import Gates
-from cgdr_numba.core.fast.solve import C
 from cgdr_numba.core.fast.step import Rows, rows_bytes, take_rows
 from cgdr_numba.core.jit import kernel
 

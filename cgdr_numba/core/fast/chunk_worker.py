@@ -7,9 +7,10 @@ import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
 
+from cgdr_numba.core.dims import FAST_CHUNK as C
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.fast.blocks import fetch
-from cgdr_numba.core.fast.chunk_arena import C, ChunkRows, take_chunk_rows
+from cgdr_numba.core.fast.chunk_arena import ChunkRows, take_chunk_rows
 from cgdr_numba.core.fast.decay import decay_scores, load_gates
 from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
 from cgdr_numba.core.fast.phases_v import load_state, run_head, store_state
@@ -131,14 +132,14 @@ def _run_bin(
         c1 = min(c0 + width, dims.dv)
         for s in range(n_shared):
             words = state[n, key_head * n_shared + s]
-            load_state(words, kinds.state, is_v_first, (c0, c1), rows.states[s], rows.head.turn)
+            load_state(words, (kinds.state, is_v_first), (c0, c1), rows.states[s], rows.head.turn)
         stop = start[n] + length[n]
         for begin in range(start[n], stop, C):
             at = (row[n], begin, min(begin + C, stop), min(begin + 2 * C, stop), key_head, c0, c1)
             run_chunk(at, operands, call, rows)
         for s in range(n_shared):
             words = final_state[n, key_head * n_shared + s]
-            store_state(rows.states[s], kinds.final_state, is_v_first, (c0, c1), words, rows.head.turn)
+            store_state(rows.states[s], (kinds.final_state, is_v_first), (c0, c1), words, rows.head.turn)
 
 
 def _walk(

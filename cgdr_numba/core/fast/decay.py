@@ -12,9 +12,9 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from cgdr_numba.core.dims import FAST_CHUNK as C
 from cgdr_numba.core.dtypes import F32_MAX, widen
 from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set
-from cgdr_numba.core.fast.solve import C
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
@@ -72,15 +72,15 @@ def exp32(x: float) -> np.float32:
 @kernel
 def load_gates(g: Words, beta: Words, kinds: tuple[int, int], gates: Gates) -> bool:
     """Fill all rows from g and beta [r, w]; returns whether decays may be taken from differences of the sums."""
-    n, total, rise, is_finite = g.shape[0], 0.0, 0.0, True
+    n, total, rise, n_bad = g.shape[0], 0.0, 0.0, 0
     for i in range(n):
         value = np.float64(widen(g[i], kinds[0]))
-        is_finite = is_finite and abs(value) <= _F32_MAX
+        n_bad += 0 if abs(value) <= _F32_MAX else 1
         rise += value if value > 0.0 else 0.0
         total += value if value > LOWEST_GATE else LOWEST_GATE
         gates.sums[i] = total
         gates.beta[i] = widen(beta[i], kinds[1])
-    if not (is_finite and rise <= HIGHEST_RISE):
+    if n_bad > 0 or not rise <= HIGHEST_RISE:
         return False
     for i in range(n):
         gates.decay[i] = exp32(gates.sums[i])

@@ -19,7 +19,9 @@ _load, _squares, _transpose, _multiply = load_block, squares, transpose, multipl
 
 
 @kernel
-def load_pair(tokens: tuple[Words, Words], kind: int, how: Any, pair: F32Array, squares: F32Array, turn: F32Array) -> None:
+def load_pair(
+    tokens: tuple[Words, Words], kind: int, how: Any, pair: F32Array, squares: F32Array, turn: F32Array
+) -> None:
     """K = k and Q = scale q of r tokens (q, k), each [r, Dk, w], over their lengths where asked.
 
     `how` is (whether to normalise, scale). Writes pair[:2 r].

@@ -18,8 +18,9 @@ _multiply, _multiply_onto_scaled = multiply, multiply_onto_scaled
 
 
 @kernel
-def load_state(words: Words, kind: int, is_v_first: bool, tile: tuple[int, int], state: F32Array, turn: F32Array) -> None:
-    """S = columns c0 to c1 of the elements [Dk, Dv, w], or [Dv, Dk, w] where is_v_first; any strides."""
+def load_state(words: Words, form: tuple[int, bool], tile: tuple[int, int], state: F32Array, turn: F32Array) -> None:
+    """S = columns c0 to c1 of the elements [Dk, Dv, w], or [Dv, Dk, w]; `form` is (kind, whether V is first)."""
+    kind, is_v_first = form
     by_key = _swapped(words) if is_v_first else words
     columns = by_key[:, tile[0] : tile[1]]
     if columns.shape[0] > 1 and adjacent(kind, columns.strides[0], columns.strides[2], columns.shape[2]):
@@ -30,8 +31,9 @@ def load_state(words: Words, kind: int, is_v_first: bool, tile: tuple[int, int],
 
 
 @kernel
-def store_state(state: F32Array, kind: int, is_v_first: bool, tile: tuple[int, int], words: Words, turn: F32Array) -> None:
+def store_state(state: F32Array, form: tuple[int, bool], tile: tuple[int, int], words: Words, turn: F32Array) -> None:
     """Columns c0 to c1 of the elements = S, rounded to nearest even; as `load_state` has them."""
+    kind, is_v_first = form
     by_key = _swapped(words) if is_v_first else words
     columns = by_key[:, tile[0] : tile[1]]
     rows = columns.shape[0]
@@ -63,5 +65,5 @@ def run_head(v: Words, out: Words, kind: int, state: F32Array, dk: int, x: HeadR
     left = gates.decay[n - 1]
     for d in range(dk):
         x.all_decay[d] = left
-    _multiply_onto_scaled(x.pair[:n, :dk].T, x.u[:n], x.all_decay, state[:dk])
+    _multiply_onto_scaled(x.pair[:n, :dk].T, x.u[:n], x.all_decay[:dk], state[:dk])
     return True

@@ -16,13 +16,12 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from cgdr_numba.core.dims import FAST_CHUNK as C
 from cgdr_numba.core.fast.simd import INDEX, SMALL, Lanes, instruction_set
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
 
-C: Final = 16
-"""Tokens of a chunk. 32 were as fast with several value heads a key head and slower with one; 64 a tenth slower."""
 GROUP: Final = 8
 """Rows of outputs that are summed side by side: enough chains to hide the latency of a multiply-add."""
 

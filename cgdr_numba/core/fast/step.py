@@ -150,7 +150,7 @@ def _make_run_tokens(passes: Passes) -> Callable[..., None]:
                 update_and_read(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
             source = state
 
-    return run  # type: ignore[no-any-return]
+    return run
 
 
 run_by_key = _make_run_tokens(k_first.passes)
