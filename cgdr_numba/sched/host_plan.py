@@ -1,6 +1,7 @@
 """Plans of the fast backend: V tiles, (sequence, key head, V tile) items and bins for threads of the host."""
 
 import functools
+import heapq
 import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,23 +89,49 @@ def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int
 
 
 def _work(dims: Dims, lengths: tuple[int, ...], width: int, n_bins: int) -> Work:
-    """Return items in bins by the greedy rule, in the order of sequences whose fullest bin is lightest.
+    """Return items in bins by the greedy rule, in the order of items whose fullest bin is lightest.
 
-    The rule closes a bin once it reaches the average, so a long sequence behind short ones may overfill it.
+    The rule closes a bin once it reaches the average, so the order decides how far a bin is overfilled.
     """
     n_shared, n_tiles = dims.hv // dims.hk, ceil_div(dims.dv, width)
-    present = [n for n, length in enumerate(lengths) if length]
-    orders = [present, sorted(present, key=lambda n: lengths[n]), sorted(present, key=lambda n: -lengths[n])]
-    candidates = []
-    for order in orders:
-        items = np.array(
-            [(n, head, tile) for n in order for head in range(dims.hk) for tile in range(n_tiles)], np.int64
-        ).reshape(-1, 3)
-        columns = [min(width, dims.dv - tile * width) * n_shared + SHARED_COLUMNS for tile in range(n_tiles)]
-        loads = [lengths[n] * columns[tile] for n, _, tile in items.tolist()]
-        bin_ptr = fill_bins(loads, n_bins)
-        heaviest = max((sum(loads[a:b]) for a, b in itertools.pairwise(bin_ptr)), default=0)
-        candidates.append(Work(items, bin_ptr, heaviest))
-        if n_bins == 1:
-            break
-    return min(candidates, key=lambda work: work.heaviest)
+    items = np.array(
+        [
+            (n, head, tile)
+            for n, length in enumerate(lengths)
+            if length
+            for head in range(dims.hk)
+            for tile in range(n_tiles)
+        ],
+        np.int64,
+    ).reshape(-1, 3)
+    columns = [min(width, dims.dv - tile * width) * n_shared + SHARED_COLUMNS for tile in range(n_tiles)]
+    loads = np.array([lengths[n] * columns[tile] for n, _, tile in items.tolist()], np.int64)
+    best = _fill(items, loads, n_bins)
+    if n_bins > 1:
+        evened = _evened_order(loads, n_bins)
+        other = _fill(items[evened], loads[evened], n_bins)
+        best = other if other.heaviest < best.heaviest else best
+    return best
+
+
+def _fill(items: NDArray[np.int64], loads: NDArray[np.int64], n_bins: int) -> Work:
+    """Return the items in bins, in the order given."""
+    bin_ptr = fill_bins(loads, n_bins)
+    sums = [int(loads[a:b].sum()) for a, b in itertools.pairwise(bin_ptr)]
+    return Work(items, bin_ptr, max(sums, default=0))
+
+
+def _evened_order(loads: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
+    """Return an order of items that the greedy rule cuts into nearly even bins.
+
+    Longest first, each to the lightest bin so far; then the bins from heavy to light, each with its longest item last,
+    which is the one that carries it over the average.
+    """
+    bins: list[list[int]] = [[] for _ in range(n_bins)]
+    totals = [(0, b) for b in range(n_bins)]
+    for item in np.argsort(-loads, kind="stable").tolist():
+        total, b = heapq.heappop(totals)
+        bins[b].append(item)
+        heapq.heappush(totals, (total + int(loads[item]), b))
+    order = [b for _, b in sorted(totals, key=lambda total: (-total[0], total[1]))]
+    return np.array([item for b in order for item in reversed(bins[b])], np.int64)

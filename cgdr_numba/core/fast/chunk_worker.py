@@ -22,7 +22,7 @@ Words = NDArray[np.uint16]
 
 _fetch = fetch
 
-FEW = 4
+FEW = 12
 """Tokens up to which a chunk, so the last one of a sequence, goes through the token loop."""
 
 

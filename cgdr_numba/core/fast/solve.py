@@ -23,7 +23,7 @@ from cgdr_numba.core.jit import kernel
 F32Array = NDArray[np.float32]
 
 GROUP: Final = 8
-"""Rows of outputs that are summed side by side: enough chains to hide the latency of a multiply-add."""
+"""Rows that are summed side by side: enough chains to hide the latency of a multiply-add."""
 
 
 class Triangle(NamedTuple):
@@ -48,7 +48,7 @@ class Triangle(NamedTuple):
 
 
 class _Column:
-    """Emits one vector of columns."""
+    """Emits one vector of columns: two of them side by side would not leave C rows of U in registers."""
 
     def __init__(self, builder: Any, lanes: Lanes, arrays: Triangle, begin: Any) -> None:
         self.builder, self.lanes, self.arrays, self.begin = builder, lanes, arrays, begin
@@ -60,65 +60,72 @@ class _Column:
         bytes_ = self.builder.bitcast(array.data, ir.IntType(8).as_pointer())
         return self.builder.bitcast(self.builder.gep(bytes_, [self.builder.mul(row, stride)]), array.data.type)
 
-    def of_row(self, array: Any, row: Any) -> Any:
-        """The vector of these columns in a row."""
-        return self.lanes.load(self.address(array, row), self.begin)
+    def scaled(self, factors: Any, i: int, array: Any, row: Any) -> Any:
+        """Element i of `factors` times these columns of a row."""
+        return self.builder.fmul(self.factor(factors, i), self.lanes.load(self.address(array, row), self.begin))
 
     def factor(self, array: Any, i: int) -> Any:
         """Element i of a contiguous array in every lane."""
         return self.lanes.splat_at(array.data, INDEX(i))
 
+    def add(self, matrix: Any, sums: list[Any], first: int, u: Any, j: int) -> list[Any]:
+        """Sums of rows from `first` on with token j's part, of U's row u, added."""
+        rows = range(first, first + len(sums))
+        return [
+            self.lanes.multiply_add(self.factor(matrix, i * C + j), u, row) for i, row in zip(rows, sums, strict=True)
+        ]
+
     def solve(self) -> list[Any]:
-        """U of all C rows."""
-        x, lanes, builder = self.arrays, self.lanes, self.builder
-        u = []
-        for i in range(C):
-            written = builder.fmul(self.factor(x.beta, i), self.of_row(x.u, INDEX(i)))
-            known = builder.fmul(self.factor(x.pull, i), self.of_row(x.through, INDEX(i)))
-            u.append(builder.fsub(written, known))
-        for j in range(C):
-            for i in range(j + 1, C):
-                u[i] = lanes.multiply_add(self.factor(x.b, i * C + j), u[j], u[i])
+        """U of all C rows, `GROUP` at a time."""
+        x = self.arrays
+        u: list[Any] = []
+        for first in range(0, C, GROUP):
+            rows = []
+            for i in range(first, first + GROUP):
+                written = self.scaled(x.beta, i, x.u, INDEX(i))
+                rows.append(self.builder.fsub(written, self.scaled(x.pull, i, x.through, INDEX(i))))
+            for j in range(first):
+                rows = self.add(x.b, rows, first, u[j], j)
+            for j in range(GROUP):
+                u.append(rows[j])
+                rows[j + 1 :] = self.add(x.b, rows[j + 1 :], first + j + 1, u[-1], first + j)
         return u
 
-    def outputs(self, u: list[Any]) -> list[Any]:
-        """O of all C rows."""
-        x, lanes, builder = self.arrays, self.lanes, self.builder
-        o = [
-            builder.fmul(self.factor(x.decay, i), self.of_row(x.through, builder.add(self.n_tokens, INDEX(i))))
-            for i in range(C)
-        ]
+    def outputs(self, u: list[Any]) -> Any:
+        """Put O of all C rows, `GROUP` at a time; returns the largest of their bits without sign."""
+        x = self.arrays
+        largest = ir.Constant(ir.VectorType(SMALL, self.lanes.n), [0] * self.lanes.n)
         for first in range(0, C, GROUP):
-            for j in range(first + GROUP):
-                for i in range(max(first, j), first + GROUP):
-                    o[i] = lanes.multiply_add(self.factor(x.m, i * C + j), u[j], o[i])
-        return o
+            places = [self.builder.add(self.n_tokens, INDEX(i)) for i in range(first, first + GROUP)]
+            rows = [self.scaled(x.decay, i, x.through, place) for i, place in enumerate(places, first)]
+            for j in range(first):
+                rows = self.add(x.m, rows, first, u[j], j)
+            for j in range(GROUP):
+                rows[j:] = self.add(x.m, rows[j:], first + j, u[first + j], first + j)
+            for i, (row, place) in enumerate(zip(rows, places, strict=True), first):
+                self.lanes.store(row, self.address(x.through, place), self.begin)
+                largest = self.larger(largest, row, i)
+        return largest
 
-    def sizes(self, values: list[Any]) -> Any:
-        """The largest of the values' bits without sign, over rows and columns that mean something."""
-        builder, kind = self.builder, ir.VectorType(SMALL, self.lanes.n)
-        places = ir.Constant(kind, list(range(self.lanes.n)))
+    def store_rest(self, u: list[Any]) -> None:
+        """Put e^(G_last - G) U."""
+        x = self.arrays
+        for i, value in enumerate(u):
+            rest = self.builder.fmul(self.factor(x.rest, i), value)
+            self.lanes.store(rest, self.address(x.u, INDEX(i)), self.begin)
+
+    def larger(self, largest: Any, value: Any, i: int) -> Any:
+        """The larger of `largest` and the bits without sign of row i, where row and columns mean something."""
+        builder, kind = self.builder, largest.type
+        size = builder.and_(builder.bitcast(value, kind), ir.Constant(kind, [0x7FFFFFFF] * kind.count))
         left = builder.trunc(builder.sub(self.n_columns, self.begin), SMALL)
         undefined = ir.Constant(kind, ir.Undefined)
-        limit = builder.shuffle_vector(
-            builder.insert_element(undefined, left, SMALL(0)), undefined, ir.Constant(kind, [0] * self.lanes.n)
-        )
-        is_column = builder.icmp_signed("<", places, limit)
-        largest = ir.Constant(kind, [0] * self.lanes.n)
-        for i, value in enumerate(values):
-            size = builder.and_(builder.bitcast(value, kind), ir.Constant(kind, [0x7FFFFFFF] * self.lanes.n))
-            is_row = builder.icmp_signed("<", INDEX(i), self.n_tokens)
-            larger = builder.select(builder.icmp_unsigned(">", size, largest), size, largest)
-            largest = builder.select(is_row, larger, largest)
-        return builder.select(is_column, largest, ir.Constant(kind, [0] * self.lanes.n))
-
-    def store(self, u: list[Any], o: list[Any]) -> None:
-        """Put the results where they go."""
-        x, builder = self.arrays, self.builder
-        for i in range(C):
-            self.lanes.store(builder.fmul(self.factor(x.rest, i), u[i]), self.address(x.u, INDEX(i)), self.begin)
-            row = builder.add(self.n_tokens, INDEX(i))
-            self.lanes.store(o[i], self.address(x.through, row), self.begin)
+        single = builder.insert_element(undefined, left, SMALL(0))
+        limit = builder.shuffle_vector(single, undefined, ir.Constant(kind, [0] * kind.count))
+        is_column = builder.icmp_signed("<", ir.Constant(kind, list(range(kind.count))), limit)
+        size = builder.select(is_column, size, ir.Constant(kind, [0] * kind.count))
+        larger = builder.select(builder.icmp_unsigned(">", size, largest), size, largest)
+        return builder.select(builder.icmp_signed("<", INDEX(i), self.n_tokens), larger, largest)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -138,10 +145,10 @@ def _emit_solve(_typing_context: Any, triangle: Any) -> Any:
         with cgutils.for_range(builder, n_vectors) as loop:
             column = _Column(builder, lanes, arrays, builder.mul(loop.index, INDEX(lanes.n)))
             u = column.solve()
-            o = column.outputs(u)
-            column.store(u, o)
-            sizes, before = column.sizes(o), builder.load(largest)
-            builder.store(builder.select(builder.icmp_unsigned(">", sizes, before), sizes, before), largest)
+            sizes, before = column.outputs(u), builder.load(largest)
+            column.store_rest(u)
+            larger = builder.select(builder.icmp_unsigned(">", sizes, before), sizes, before)
+            builder.store(larger, largest)
         answer = ir.IntType(1)(1)
         for lane in range(lanes.n):
             size = builder.extract_element(builder.load(largest), SMALL(lane))
