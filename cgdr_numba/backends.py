@@ -1,7 +1,6 @@
 """From a checked problem and the caller's options to results: which backend runs, by which plan."""
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +27,7 @@ RECURRENT_BACKENDS: Final = ("fast", "golden")
 """The backends of the recurrent function."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """How a checked problem is to be run, as the caller said it."""
 
     backend: object
@@ -40,8 +38,7 @@ class Options:
     axpy: object
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentOptions:
+class RecurrentOptions(NamedTuple):
     """How a checked recurrent problem is to be run, as the caller said it."""
 
     backend: object
@@ -58,11 +55,6 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
     """
     checks = Checks(problem.op)
     backend = checks.choice("backend", options.backend, BACKENDS)
-    switches = Arith(
-        fused=checks.choice("axpy", options.axpy, ("two-roundings", "fused")) == "fused",
-        saturate=checks.choice("overflow", options.overflow, ("ieee", "saturate")) == "saturate",
-    )
-    arith = switches if any(switches) else None
     threads = check_threads(checks, options.threads)
     if backend != "faithful":
         _refuse_the_kernels(checks, options, backend)
@@ -74,11 +66,20 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
         out, final_state = _results(problem, backend)
         fast.run_chunks(problem, host_plan, threads, out, final_state)
     else:
-        plan = _plan(checks, problem, options)
+        plan, arith = _plan(checks, problem, options), _arith(checks, options)
         out, final_state = _results(problem, backend)
         launch.run(problem, plan, arith, threads, out, final_state)
     _pass_states_through(problem, final_state)
     return out, final_state
+
+
+def _arith(checks: Checks, options: Options) -> Arith | None:
+    """Return faithful's options of arithmetic after their check; None where all are the default."""
+    switches = Arith(
+        fused=checks.choice("axpy", options.axpy, ("two-roundings", "fused")) == "fused",
+        saturate=checks.choice("overflow", options.overflow, ("ieee", "saturate")) == "saturate",
+    )
+    return switches if any(switches) else None
 
 
 def _results(problem: Problem, backend: str) -> tuple[Array, Array]:
