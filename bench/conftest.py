@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from cgdr_numba.parity.cases import Workload, make_inputs
-from gate import FP16_RMS, run, stop_where_red, worst_head
+from gate import FP16_RMS, FP32_RMS, run, stop_where_red, worst_head
 
 
 @pytest.fixture
-def checked() -> Callable[[Workload, str], dict[str, Any]]:
+def checked() -> Callable[..., dict[str, Any]]:
     """A function that returns a workload's inputs, or skips the benchmark where the backend's parity is red."""
 
-    def check(workload: Workload, backend: str) -> dict[str, Any]:
-        inputs = make_inputs(workload)
+    def check(workload: Workload, backend: str, dtype: Any = np.float16) -> dict[str, Any]:
+        inputs = make_inputs(workload, dtype)
         heads = slice(0, workload.hv // workload.hk)
         few = {name: x[:, :1] if name in ("q", "k") else x[:, heads] for name, x in inputs.items()}
         small = Workload(workload.name, workload.lengths, 1, heads.stop, workload.dk, workload.dv)
         golden = run({name: x.astype(np.float64) for name, x in few.items()}, small, "golden")
         out, state = run(inputs, workload, backend)
         errors = [worst_head(x[:, heads], truth) for x, truth in zip((out, state), golden, strict=True)]
-        stop_where_red(errors, FP16_RMS)
+        stop_where_red(errors, FP16_RMS if dtype == np.float16 else FP32_RMS)
         return inputs
 
     return check

@@ -12,7 +12,7 @@ from batches import Array, Batch, aligned
 from cgdr_numba.core import memory
 
 Call = Callable[[], list[tuple[Any, Any]]]
-"""Runs every batch once and moves its state on; returns (out [B, T, Hv, Dv], state [B, Hv, Dk, Dv]) of each.
+"""Runs every batch once (decode moves its state on); returns (out [B, T, Hv, Dv], state [B, Hv, Dk, Dv]) of each.
 
 What is returned may be overwritten by the next call.
 """
