@@ -37,9 +37,13 @@ BF16_MAX: Final = np.uint32(0x7F7F0000).view(np.float32)
 _HALF_ULP: Final = np.float32(2.0**-24)
 
 
+_WORDS: Final = {2 * n: np.dtype((np.uint16, (n,))) for n in (1, 2, 4)}
+"""By bytes of an element: a dtype whose view adds the axis of its words, whatever the strides."""
+
+
 def as_words(array: NDArray[Any]) -> NDArray[np.uint16]:
     """Return a view of `array` with one more axis, the 16-bit words of an element."""
-    return array[..., np.newaxis].view(np.uint16)
+    return array.view(_WORDS[array.dtype.itemsize])
 
 
 def round_to(values: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:

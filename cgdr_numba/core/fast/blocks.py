@@ -1,4 +1,4 @@
-"""Blocks of rows: transposed a register block at a time, and the sums of squares of rows.
+"""Blocks of rows on their way into scratch: transposed a register block at a time, fetched ahead.
 
 Scratch arrays have room for whole vectors: rows and columns of a block up to the next multiple of 16 are read and
 written along with it, and mean nothing.
@@ -65,33 +65,6 @@ def _emit_transpose(_typing_context: Any, x: Any, y: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _emit_squares(_typing_context: Any, x: Any, sums: Any) -> Any:
-    """sums[i] = X[i] . X[i]: lanes with d ascending, added by halves, then what is left in order."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        source, stride, (n_rows, n_columns) = _array(context, builder, signature.args[0], values[0])
-        target = context.make_array(signature.args[1])(context, builder, values[1]).data
-        wide, single = Lanes(builder, instruction_set().lanes), Lanes(builder, 1)
-        n_vectors = builder.sdiv(n_columns, INDEX(wide.n))
-        tail = builder.mul(n_vectors, INDEX(wide.n))
-        with cgutils.for_range(builder, n_rows) as loop:
-            row = builder.gep(source, [builder.mul(loop.index, stride)])
-            total = wide.variable()
-            with cgutils.for_range(builder, n_vectors) as vectors:
-                value = wide.load(row, builder.mul(vectors.index, INDEX(wide.n)))
-                builder.store(wide.multiply_add(value, value, builder.load(total)), total)
-            rest = single.variable()
-            with cgutils.for_range(builder, n_columns, start=tail) as columns:
-                value = single.load(row, columns.index)
-                builder.store(single.multiply_add(value, value, builder.load(rest)), rest)
-            both = builder.fadd(wide.sum(builder.load(total)), single.sum(builder.load(rest)))
-            builder.store(both, builder.gep(target, [loop.index]))
-        return context.get_dummy_value()
-
-    return types.void(x, sums), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def _emit_fetch(_typing_context: Any, words: Any) -> Any:
     """Ask for the cache lines of elements [m, n, w], row by row, into the second-level cache."""
 
@@ -124,12 +97,6 @@ def _compiled_transpose(x: F32Array, y: F32Array) -> None:
     _emit_transpose(x, y)
 
 
-@kernel
-def _compiled_squares(x: F32Array, sums: F32Array) -> None:
-    """sums[i] = X[i] . X[i]; the intrinsic behind an ordinary call."""
-    _emit_squares(x, sums)
-
-
 def plain_fetch(words: Words) -> None:
     """Nothing to do without compiled code."""
 
@@ -139,16 +106,9 @@ def plain_transpose(x: F32Array, y: F32Array) -> None:
     y[: x.shape[1], : x.shape[0]] = x.T
 
 
-def plain_squares(x: F32Array, sums: F32Array) -> None:
-    """sums[i] = X[i] . X[i] by NumPy."""
-    sums[: len(x)] = (x * x).sum(axis=1)
-
-
 _PLAIN = bool(numba.config.DISABLE_JIT)
 transpose = plain_transpose if _PLAIN else _compiled_transpose
 """Y [n, m] = X [m, n]^T."""
-squares = plain_squares if _PLAIN else _compiled_squares
-"""sums [m] = sums of squares of the rows of X [m, n]."""
 
 
 fetch = plain_fetch if _PLAIN else _compiled_fetch

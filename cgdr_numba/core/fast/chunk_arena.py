@@ -43,8 +43,8 @@ class ChunkRows(NamedTuple):
     """[ceil16(Dk), C]; K^T."""
     raw: F32Array
     """[3 C, C]; K K^T, then Q K^T."""
-    squares: F32Array
-    """[3 C]; sums of squares of the rows of the pair."""
+    products: F32Array
+    """[3 C]; k . q of every token."""
     head: HeadRows
     states: F32Array
     """[Hv / Hk, ceil16(Dk), width]; the workspace: states between chunks."""
@@ -70,8 +70,8 @@ def take_chunk_rows(arena: F32Array, sizes: tuple[int, int], width: int, n_state
     pair = PAIR_ROWS * key
     turned = pair + key * C
     raw = turned + PAIR_ROWS * C
-    squares = raw + PAIR_ROWS
-    b = squares + C * C
+    products = raw + PAIR_ROWS
+    b = products + C * C
     m = b + C * C
     gates = m + 7 * C
     all_decay = gates + key
@@ -82,10 +82,10 @@ def take_chunk_rows(arena: F32Array, sizes: tuple[int, int], width: int, n_state
     return ChunkRows(
         arena[pair:turned].reshape(key, C),
         arena[turned:raw].reshape(PAIR_ROWS, C),
-        arena[raw:squares],
+        arena[raw:products],
         HeadRows(
             arena[:pair].reshape(PAIR_ROWS, key),
-            arena[squares:b].reshape(C, C),
+            arena[products:b].reshape(C, C),
             arena[b:m].reshape(C, C),
             Gates(
                 arena[m : m + 2 * C].view(np.float64),

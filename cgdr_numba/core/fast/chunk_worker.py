@@ -37,18 +37,18 @@ class ChunkKinds(NamedTuple):
 
 
 class ChunkOperands(NamedTuple):
-    """Global memory of a call; state arrays in the caller's layout, D1 and D2 being Dk, Dv or Dv, Dk."""
+    """Global memory of one V tile of n columns."""
 
     q: Words
     """[B, T, Hk, Dk, w]"""
     k: Words
     v: Words
-    """[B, T, Hv, Dv, w]"""
+    """[B, T, Hv, n, w]"""
     g: Words
     """[B, T, Hv, w]"""
     beta: Words
     out: Words
-    """[B, T, Hv, Dv, w]"""
+    """[B, T, Hv, n, w]"""
 
 
 class Call(NamedTuple):
@@ -63,37 +63,37 @@ class Call(NamedTuple):
 
 @kernel
 def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
-    """One chunk of all value heads of a key head, columns c0 to c1.
+    """One chunk of all value heads of a key head; v and out hold the columns of a V tile.
 
-    `at` is (batch row, begin, end, end of the next chunk, key head, c0, c1): what comes next is fetched meanwhile.
+    `at` is (batch row, begin, end, end of the next chunk, key head): what comes next is fetched meanwhile.
     Few tokens, and heads whose numbers leave float32 or what differences of gates hold, take the token loop.
     """
     dims, kinds, how = call.dims, call.kinds, call.how
-    row, begin, end, after, key_head, c0, c1 = at
+    row, begin, end, after, key_head = at
     n_shared, n, x = dims.hv // dims.hk, end - begin, rows.head
     q, k = s.q[row, begin:end, key_head], s.k[row, begin:end, key_head]
     if n > FEW:
-        load_pair((q, k), kinds.qkv, how, x.pair, rows.squares, x.turn)
+        load_pair((q, k), kinds.qkv, how, x.pair, rows.products, x.turn)
         compute_raw_scores(n, dims.dk, x.pair, rows.k_turned, rows.raw)
         _fetch(s.q[row, end:after, key_head])
         _fetch(s.k[row, end:after, key_head])
     for i in range(n_shared):
         head, state = key_head * n_shared + i, rows.states[i]
-        v, out = s.v[row, begin:end, head, c0:c1], s.out[row, begin:end, head, c0:c1]
         g, beta = s.g[row, begin:end, head], s.beta[row, begin:end, head]
         done = False
         if i + 1 < n_shared:
-            _fetch(s.v[row, begin:end, head + 1, c0:c1])
+            _fetch(s.v[row, begin:end, head + 1])
         else:
-            _fetch(s.v[row, end:after, key_head * n_shared, c0:c1])
+            _fetch(s.v[row, end:after, key_head * n_shared])
         if n > FEW and load_gates(g, beta, (kinds.g, kinds.beta), x.gates):
             decay_scores(rows.raw[:n], rows.raw[n : 2 * n], x.gates, x.b, x.m)
+            v, out = s.v[row, begin:end, head], s.out[row, begin:end, head]
             done = run_head(v, out, kinds.qkv, state, dims.dk, x)
         if not done:
             load_tokens(q, k, kinds.qkv, how, rows.step)
-            tile = state[: dims.dk, : c1 - c0]
-            tokens = Tokens(v, g, beta, out, (kinds.qkv, kinds.g, kinds.beta))
-            run_by_key(tokens, dims.dk, tile, tile, rows.step)
+            tile = state[: dims.dk, : s.v.shape[3]]
+            tokens = Tokens(s.v, s.g, s.beta, s.out, (kinds.qkv, kinds.g, kinds.beta))
+            run_by_key(tokens, (row, begin, n, head), tile, tile, rows.step)
 
 
 def _run_bin(
@@ -123,19 +123,19 @@ def _run_bin(
 
     state and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first.
     """
-    operands = ChunkOperands(q, k, v, g, beta, out)
     call = Call(dims, kinds, (normalise, scale), is_v_first)
     n_shared = dims.hv // dims.hk
     rows = take_chunk_rows(arenas[b], (dims.dk, dims.dv), width, n_shared)
     for i in range(bin_ptr[b], bin_ptr[b + 1]):
         n, key_head, c0 = items[i, 0], items[i, 1], items[i, 2] * width
         c1 = min(c0 + width, dims.dv)
+        operands = ChunkOperands(q, k, v[:, :, :, c0:c1], g, beta, out[:, :, :, c0:c1])
         for s in range(n_shared):
             words = state[n, key_head * n_shared + s]
             load_state(words, (kinds.state, is_v_first), (c0, c1), rows.states[s], rows.head.turn)
         stop = start[n] + length[n]
         for begin in range(start[n], stop, C):
-            at = (row[n], begin, min(begin + C, stop), min(begin + 2 * C, stop), key_head, c0, c1)
+            at = (row[n], begin, min(begin + C, stop), min(begin + 2 * C, stop), key_head)
             run_chunk(at, operands, call, rows)
         for s in range(n_shared):
             words = final_state[n, key_head * n_shared + s]

@@ -10,17 +10,16 @@ from cgdr_numba.core.dims import CHUNK
 from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.exp64 import exp64
 from cgdr_numba.core.fast import k_first, v_first
-from cgdr_numba.core.fast.convert import narrow_row, widen_row
+from cgdr_numba.core.fast.convert import narrow_row, widen_row, widen_rows
+from cgdr_numba.core.fast.pairs import prepare_pairs
 from cgdr_numba.core.fast.passes import Passes
 from cgdr_numba.core.jit import kernel
-from cgdr_numba.core.l2norm import L2NORM_EPS
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
 
-_ONE, _EPS = np.float32(1.0), np.float32(L2NORM_EPS)
 _exp64 = kernel(exp64)
-_read_v = v_first.read
+_prepare_pairs = prepare_pairs
 
 
 class Rows(NamedTuple):
@@ -38,8 +37,6 @@ class Rows(NamedTuple):
     """[Dv]; S^T k."""
     p: F32Array
     """[Dv]; S^T q."""
-    pair: F32Array
-    """Two products of rows."""
 
 
 @kernel
@@ -55,46 +52,22 @@ def take_rows(arena: F32Array, dk: int, dv: int) -> Rows:
         arena[rows : rows + dv],
         arena[rows + value : rows + value + dv],
         arena[rows + 2 * value : rows + 2 * value + dv],
-        arena[rows + 3 * value : rows + 3 * value + 16],
     )
 
 
 def rows_bytes(dk: int, dv: int) -> int:
     """Return the bytes of `Rows`."""
     key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
-    return 4 * (2 * CHUNK * key + CHUNK + 3 * value + 16)
+    return 4 * (2 * CHUNK * key + CHUNK + 3 * value)
 
 
 @kernel
 def load_tokens(q_rows: Words, k_rows: Words, kind: int, how: Any, rows: Rows) -> None:
-    """Fill q, k and kq with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale).
-
-    q = scale q / sqrt(q . q + 1e-6), k = k / sqrt(k . k + 1e-6) where normalised; kq is of the rows as they are then.
-    """
-    with_norm, scale = how
-    dk = q_rows.shape[1]
-    for i in range(q_rows.shape[0]):
-        q, k, products = rows.q[i, :dk], rows.k[i, :dk], rows.pair
-        widen_row(q_rows[i], kind, q)
-        widen_row(k_rows[i], kind, k)
-        if with_norm:
-            _read_v(rows.q[i : i + 1, :dk], q, q, products[:1], products[1:2])
-            multiply_row(q, dk, scale / np.sqrt(products[0] + _EPS))
-            _read_v(rows.k[i : i + 1, :dk], k, q, products[:1], products[1:2])
-            factor = _ONE / np.sqrt(products[0] + _EPS)
-            multiply_row(k, dk, factor)
-            rows.kq[i] = products[1] * factor
-        else:
-            multiply_row(q, dk, scale)
-            _read_v(rows.k[i : i + 1, :dk], q, q, products[:1], products[1:2])
-            rows.kq[i] = products[0]
-
-
-@kernel
-def multiply_row(x: F32Array, n: int, factor: np.float32) -> None:
-    """x[:n] = x[:n] * factor."""
-    for d in range(n):
-        x[d] = x[d] * factor
+    """Fill q, k and kq with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale)."""
+    n, dk = q_rows.shape[0], q_rows.shape[1]
+    widen_rows(q_rows, kind, rows.q)
+    widen_rows(k_rows, kind, rows.k)
+    _prepare_pairs(rows.q[:n, :dk], rows.k[:n, :dk], how[0], how[1], rows.kq)
 
 
 @kernel
@@ -109,51 +82,57 @@ def finish_token(
 
 
 class Tokens(NamedTuple):
-    """Global memory of one (sequence, value head) for up to 64 tokens, and its element kinds."""
+    """Global memory of a call's value heads, and its element kinds."""
 
     v: Words
-    """[L, Dv, w]"""
+    """[B, T, Hv, Dv, w]"""
     g: Words
-    """[L, w]"""
+    """[B, T, Hv, w]"""
     beta: Words
-    """[L, w]"""
+    """[B, T, Hv, w]"""
     out: Words
-    """[L, Dv, w]"""
+    """[B, T, Hv, Dv, w]"""
     kinds: Any
     """(kind of q, k, v and out; of g; of beta)"""
 
 
-def _make_run_tokens(passes: Passes) -> Callable[..., None]:
+def _make_run_tokens(passes: Passes, key_axis: int) -> Callable[..., None]:
     """Return the loop over tokens for the states that `passes` are for."""
     read, update, update_and_read = passes
 
     @kernel
-    def run(x: Tokens, dk: int, source: F32Array, state: F32Array, rows: Rows) -> None:
-        """Run the tokens over a state that is read from `source` and left in `state` (which may be one).
+    def run(x: Tokens, place: Any, source: F32Array, state: F32Array, rows: Rows) -> None:
+        """Run tokens over a state that is read from `source` and left in `state` (which may be one).
 
-        Every token computes the same numbers whether it comes first, last or in between, so a run may be cut anywhere
-        without a changed bit.
+        `place` is (batch row, first token, number of tokens up to 64, value head). Every token computes the same
+        numbers whether it comes first, last or in between, so a run may be cut anywhere without a changed bit.
         """
         kind, g_kind, beta_kind = x.kinds
-        n_tokens = x.v.shape[0]
+        row, begin, n_tokens, head = place
+        dk = source.shape[key_axis]
+        decay = np.float32(_exp64(np.float64(widen(x.g[row, begin, head], g_kind))))
         read(source, rows.k[0, :dk], rows.q[0, :dk], rows.m, rows.p)
         for i in range(n_tokens):
-            decay = np.float32(_exp64(np.float64(widen(x.g[i], g_kind))))
-            widen_row(x.v[i], kind, rows.delta)
-            finish_token(decay, widen(x.beta[i], beta_kind), rows.kq[i], rows.delta, rows.m, rows.p)
-            narrow_row(rows.p, kind, x.out[i])
+            t = begin + i
+            widen_row(x.v[row, t, head], kind, rows.delta)
+            beta = widen(x.beta[row, t, head], beta_kind)
+            finish_token(decay, beta, rows.kq[i], rows.delta, rows.m, rows.p)
+            narrow_row(rows.p, kind, x.out[row, t, head])
             k = rows.k[i, :dk]
             if i + 1 == n_tokens:
                 update(source, decay, k, rows.delta, state)
             else:
+                # The next decay's exp is on its way while this token's pass runs.
+                next_decay = np.float32(_exp64(np.float64(widen(x.g[row, t + 1, head], g_kind))))
                 k_next, q_next = rows.k[i + 1, :dk], rows.q[i + 1, :dk]
                 update_and_read(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
+                decay = next_decay
             source = state
 
     return run
 
 
-run_by_key = _make_run_tokens(k_first.passes)
+run_by_key = _make_run_tokens(k_first.passes, 0)
 """Tokens over a state whose rows are keys [Dk, Dv]."""
-run_by_value = _make_run_tokens(v_first.passes)
+run_by_value = _make_run_tokens(v_first.passes, 1)
 """Tokens over a state whose rows are values [Dv, Dk]."""

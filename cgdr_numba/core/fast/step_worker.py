@@ -61,6 +61,7 @@ def run_item(n: int, key_head: int, place: Any, x: StepOperands, call: Any, rows
     dims, kinds, flags, scale = call
     row, start, length = place
     n_shared = dims.hv // dims.hk
+    tokens = Tokens(x.v, x.g, x.beta, x.out, (kinds.qkv, kinds.g, kinds.beta))
     for block in range(0, length, CHUNK):
         begin, end = start + block, start + min(length, block + CHUNK)
         load_tokens(
@@ -72,17 +73,11 @@ def run_item(n: int, key_head: int, place: Any, x: StepOperands, call: Any, rows
                 for i in range(state.shape[0]):
                     widen_row(x.state_words[n, head, i], kinds.state, state[i])
             source = x.state[n, head] if block == 0 and flags.is_direct else state
-            tokens = Tokens(
-                x.v[row, begin:end, head],
-                x.g[row, begin:end, head],
-                x.beta[row, begin:end, head],
-                x.out[row, begin:end, head],
-                (kinds.qkv, kinds.g, kinds.beta),
-            )
+            at = (row, begin, end - begin, head)
             if flags.is_v_first:
-                run_by_value(tokens, dims.dk, source, state, rows)
+                run_by_value(tokens, at, source, state, rows)
             else:
-                run_by_key(tokens, dims.dk, source, state, rows)
+                run_by_key(tokens, at, source, state, rows)
 
 
 def _run_bin(
