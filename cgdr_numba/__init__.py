@@ -1,4 +1,4 @@
-"""The Gated Delta Rule on CPUs: a float64 definition and a re-enactment of the Ascend 310P kernels."""
+"""The Gated Delta Rule on CPUs: fast in float32, a float64 definition, a re-enactment of the Ascend 310P kernels."""
 
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.errors import BudgetError, ContractError, DtypeError, UnsupportedError
@@ -9,7 +9,7 @@ from cgdr_numba.ops import (
     fused_recurrent_gated_delta_rule,
     npu_chunk_gated_delta_rule,
 )
-from cgdr_numba.sched import ASCEND_310P, DeviceSpec, Plan, host, plan_chunk
+from cgdr_numba.sched import ASCEND_310P, DeviceSpec, HostPlan, Plan, host, plan_chunk
 
 __version__ = "0.1.0"
 
@@ -20,6 +20,7 @@ __all__ = [
     "DeviceSpec",
     "Dims",
     "DtypeError",
+    "HostPlan",
     "Plan",
     "RecurrentStep",
     "UnsupportedError",

@@ -1,6 +1,7 @@
 """From the sizes of a call to a plan: device, tiling, ledger, work items, bins."""
 
 from cgdr_numba.sched.device import ASCEND_310P, DeviceSpec, host
+from cgdr_numba.sched.host_plan import HostPlan
 from cgdr_numba.sched.plan import Plan, plan_chunk
 
-__all__ = ["ASCEND_310P", "DeviceSpec", "Plan", "host", "plan_chunk"]
+__all__ = ["ASCEND_310P", "DeviceSpec", "HostPlan", "Plan", "host", "plan_chunk"]

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from cgdr_numba.core.dims import FAST_CHUNK
+from cgdr_numba.core.fast.chunk_worker import FEW
 from cgdr_numba.sched.tiling import workspace_bytes, workspace_stride
 
 if TYPE_CHECKING:
@@ -10,12 +12,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from cgdr_numba.sched.host_plan import HostPlan
     from cgdr_numba.sched.plan import Plan
 
 
 def explain_chunk(plan: "Plan") -> str:
     """Return the text of a chunked call's plan: launch, ledger, bins."""
     return "\n".join([*_launch_lines(plan), "", str(plan.tiling.ledger), "", *_bin_lines(plan)])
+
+
+def explain_host(plan: "HostPlan") -> str:
+    """Return the text of fast's plan: tiles, scratch, bins."""
+    return "\n".join([*_host_lines(plan), "", *_host_bin_lines(plan)])
 
 
 def _launch_lines(plan: "Plan") -> "Iterator[str]":
@@ -49,6 +57,35 @@ def _bin_lines(plan: "Plan") -> "Iterator[str]":
         yield f"bin {b}: {load} tokens, items {_item_name(first)} .. {_item_name(last)} ({n_items})"
     if tokens:
         yield f"balance: mean load / largest load over {plan.tiling.block_dim} cores = {plan.balance():.3f}"
+    else:
+        yield "no bins: no tokens"
+
+
+def _host_lines(plan: "HostPlan") -> "Iterator[str]":
+    """Yield what is decided before fast's launch."""
+    dims = plan.key.dims
+    n_shared = dims.hv // dims.hk
+    yield "fast: float32 vector code; another plan changes the time and no bit of the results"
+    yield f"host: at most {plan.n_threads} thread(s), {plan.cache_bytes} bytes of cache a core"
+    yield (f"T {dims.n_tokens} in {dims.n_sequences} sequences, Hk {dims.hk}, Hv {dims.hv}, Dk {dims.dk}, Dv {dims.dv}")
+    yield f"width {plan.width}: {plan.n_v_tiles} V tile(s) a head, each an item of its own"
+    heads = "its value head" if n_shared == 1 else f"its {n_shared} value heads"
+    yield f"items are (sequence, key head, V tile); a key head goes with {heads}"
+    yield f"chunks of {FAST_CHUNK} tokens; the last one of a sequence takes the token loop where it has up to {FEW}"
+    over = "" if plan.arena_bytes <= plan.cache_bytes else ": more than the cache, and no V tile is narrower"
+    yield f"scratch of {plan.arena_bytes} bytes a bin{over}"
+
+
+def _host_bin_lines(plan: "HostPlan") -> "Iterator[str]":
+    """Yield every bin's load and items, and how even the loads are."""
+    loads = plan.bin_loads()
+    for b, (load, tokens) in enumerate(zip(loads, plan.bin_tokens(), strict=True)):
+        first, last = plan.items[plan.bin_ptr[b]], plan.items[plan.bin_ptr[b + 1] - 1]
+        n_items = plan.bin_ptr[b + 1] - plan.bin_ptr[b]
+        yield f"bin {b}: load {load}, {tokens} tokens, items {_item_name(first)} .. {_item_name(last)} ({n_items})"
+    if loads:
+        yield "load: tokens x columns of the value heads, and columns for the work that these share"
+        yield f"balance: mean load / largest load over {plan.n_threads} thread(s) = {plan.balance():.3f}"
     else:
         yield "no bins: no tokens"
 

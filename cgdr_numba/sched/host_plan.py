@@ -4,14 +4,20 @@ import functools
 import heapq
 import itertools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cgdr_numba.core.dims import Dims, ceil_div, ceil_to
+from cgdr_numba.core.checks import Checks
+from cgdr_numba.core.dims import FAST_CHUNK, Dims, ceil_div, ceil_to
 from cgdr_numba.core.fast.chunk_arena import chunk_bytes
+from cgdr_numba.core.threads import current_threads
+from cgdr_numba.errors import DtypeError
 from cgdr_numba.sched.bins import fill_bins
+from cgdr_numba.sched.device import host_cache_bytes, resolve
+from cgdr_numba.sched.explain import explain_host
+from cgdr_numba.sched.sizes import MAX_LOAD, checked_lengths
 from cgdr_numba.sched.steps import StepPlan, plan_steps
 
 LANES = 16
@@ -30,7 +36,7 @@ class Work(NamedTuple):
     bin_ptr: NDArray[np.int64]
     """CSR pointers [n_bins + 1] into items."""
     heaviest: int
-    """Load of the fullest bin, in columns of a value head times tokens."""
+    """Load of the fullest bin."""
 
 
 class HostKey(NamedTuple):
@@ -45,6 +51,10 @@ class HostPlan:
     """How a chunked call runs on fast. Which plan runs changes no bit of the results."""
 
     key: HostKey
+    n_threads: int
+    """Bins that there may be at the most."""
+    cache_bytes: int
+    """Fast memory of a core, which a bin's scratch should fit into."""
     width: int
     """Columns of a V tile, a multiple of 16."""
     items: NDArray[np.int64]
@@ -58,8 +68,53 @@ class HostPlan:
 
     @property
     def n_bins(self) -> int:
-        """Bins that hold items."""
+        """Bins that hold items; at most n_threads."""
         return len(self.bin_ptr) - 1
+
+    @property
+    def n_v_tiles(self) -> int:
+        """V tiles of a head; the last one may have fewer columns that mean something."""
+        return ceil_div(self.key.dims.dv, self.width)
+
+    def bin_tokens(self) -> list[int]:
+        """Return the tokens of every bin's items together."""
+        return _sums(np.array(self.key.lengths, np.int64)[self.items[:, 0]], self.bin_ptr)
+
+    def bin_loads(self) -> list[int]:
+        """Return every bin's load: tokens of its items times their columns.
+
+        The columns of an item are those of its V tile in all of its value heads, and 24 for the work that these share.
+        """
+        return _sums(_item_loads(*self.key, self.width, self.items), self.bin_ptr)
+
+    def balance(self) -> float:
+        """Return mean load / largest load over the threads; 1 is perfect."""
+        loads = self.bin_loads()
+        return sum(loads) / (max(loads) * self.n_threads) if loads else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values, as ``cgdr plan --backend fast --json`` prints them."""
+        bins = zip(self.bin_tokens(), self.bin_loads(), itertools.pairwise(self.bin_ptr), strict=True)
+        return {
+            "operator": "chunk_gated_delta_rule",
+            "backend": "fast",
+            "threads": self.n_threads,
+            "cache_bytes": self.cache_bytes,
+            "dims": self.key.dims._asdict(),
+            "lengths": list(self.key.lengths),
+            "chunk": FAST_CHUNK,
+            "width": self.width,
+            "n_v_tiles": self.n_v_tiles,
+            "arena_bytes": self.arena_bytes,
+            "bins": [
+                {"bin": b, "tokens": tokens, "load": load, "items": self.items[begin:end].tolist()}
+                for b, (tokens, load, (begin, end)) in enumerate(bins)
+            ],
+        }
+
+    def explain(self) -> str:
+        """Return the plan in words: V tiles, scratch, bins and their balance."""
+        return explain_host(self)
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,6 +135,8 @@ def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int
             best, best_width = work, width
     return HostPlan(
         key=HostKey(dims, lengths),
+        n_threads=n_bins,
+        cache_bytes=fast_bytes,
         width=best_width,
         items=best.items,
         bin_ptr=best.bin_ptr,
@@ -88,27 +145,36 @@ def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int
     )
 
 
+def make_host_plan(op: str, dims: Dims, lengths: object, *, target: object = None, threads: object = None) -> HostPlan:
+    """Return `plan_chunk`'s plan for fast, for the public function `op`, whose name begins every message."""
+    sizes, checks = checked_lengths(op, dims, lengths), Checks(op)
+    if threads is not None and (not isinstance(threads, (int, np.integer)) or isinstance(threads, bool)):
+        raise DtypeError(f"{op}: `threads` must be an integer or None, got {threads!r}")
+    if threads is not None and threads < 1:
+        raise checks.error(f"`threads` must be at least 1, got {threads}")
+    columns = dims.hk * SHARED_COLUMNS * ceil_div(dims.dv, LANES) + dims.hv * dims.dv
+    if dims.n_tokens * columns > MAX_LOAD:
+        raise checks.error(f"`lengths` must sum to at most 2^62 / (columns of all items), got {dims.n_tokens}")
+    if target is None:
+        n_bins, fast_bytes = current_threads(), host_cache_bytes()
+    else:
+        device = resolve(target, "host", op)
+        n_bins, fast_bytes = device.cores, device.ub_bytes
+    return plan_host(dims, sizes, n_bins if threads is None else int(threads), fast_bytes)
+
+
 def _work(dims: Dims, lengths: tuple[int, ...], width: int, n_bins: int) -> Work:
     """Return items in bins by the greedy rule, in the order of items whose fullest bin is lightest.
 
     The rule closes a bin once it reaches the average, so the order decides how far a bin is overfilled.
     """
-    n_shared, n_tiles = dims.hv // dims.hk, ceil_div(dims.dv, width)
-    items = np.array(
-        [
-            (n, head, tile)
-            for n, length in enumerate(lengths)
-            if length
-            for head in range(dims.hk)
-            for tile in range(n_tiles)
-        ],
-        np.int64,
-    ).reshape(-1, 3)
-    columns = [min(width, dims.dv - tile * width) * n_shared + SHARED_COLUMNS for tile in range(n_tiles)]
-    loads = np.array([lengths[n] * columns[tile] for n, _, tile in items.tolist()], np.int64)
+    tiles = np.arange(ceil_div(dims.dv, width))
+    grid = np.meshgrid(np.flatnonzero(np.array(lengths, np.int64)), np.arange(dims.hk), tiles, indexing="ij")
+    items = np.ascontiguousarray(np.stack([axis.ravel() for axis in grid], axis=1).astype(np.int64))
+    loads = _item_loads(dims, lengths, width, items)
     best = _fill(items, loads, n_bins)
     if n_bins > 1:
-        evened = _evened_order(loads, n_bins)
+        evened = _evened_order(loads, min(n_bins, len(loads)))
         other = _fill(items[evened], loads[evened], n_bins)
         best = other if other.heaviest < best.heaviest else best
     return best
@@ -117,8 +183,7 @@ def _work(dims: Dims, lengths: tuple[int, ...], width: int, n_bins: int) -> Work
 def _fill(items: NDArray[np.int64], loads: NDArray[np.int64], n_bins: int) -> Work:
     """Return the items in bins, in the order given."""
     bin_ptr = fill_bins(loads, n_bins)
-    sums = [int(loads[a:b].sum()) for a, b in itertools.pairwise(bin_ptr)]
-    return Work(items, bin_ptr, max(sums, default=0))
+    return Work(items, bin_ptr, max(_sums(loads, bin_ptr), default=0))
 
 
 def _evened_order(loads: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
@@ -135,3 +200,16 @@ def _evened_order(loads: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
         heapq.heappush(totals, (total + int(loads[item]), b))
     order = [b for _, b in sorted(totals, key=lambda total: (-total[0], total[1]))]
     return np.array([item for b in order for item in reversed(bins[b])], np.int64)
+
+
+def _item_loads(dims: Dims, lengths: tuple[int, ...], width: int, items: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the load of every item: its tokens times its columns, those for shared work among them."""
+    of_tile = np.minimum(width, dims.dv - width * items[:, 2])
+    columns = of_tile * (dims.hv // dims.hk) + SHARED_COLUMNS
+    loads: NDArray[np.int64] = np.array(lengths, np.int64)[items[:, 0]] * columns
+    return loads
+
+
+def _sums(values: NDArray[np.int64], bin_ptr: NDArray[np.int64]) -> list[int]:
+    """Return the sum of every bin's values."""
+    return [int(values[begin:end].sum()) for begin, end in itertools.pairwise(bin_ptr)]

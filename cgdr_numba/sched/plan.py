@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dims import CHUNK, Dims
 from cgdr_numba.core.schedule import ChunkSchedule
-from cgdr_numba.errors import DtypeError
 from cgdr_numba.sched.bins import fill_bins
 from cgdr_numba.sched.device import MIN_WORKSPACE_BYTES, DeviceSpec, resolve
 from cgdr_numba.sched.explain import explain_chunk
+from cgdr_numba.sched.host_plan import HostPlan, make_host_plan
 from cgdr_numba.sched.items import chunk_items
+from cgdr_numba.sched.sizes import MAX_LOAD, checked_lengths
 from cgdr_numba.sched.tiling import (
     ChunkTiling,
     LoadPaths,
@@ -30,8 +31,8 @@ KERNEL_DTYPE = "float16"
 """The only dtype of q, k and v that the NPU takes; other dtypes are an extension."""
 PLANNED_DTYPES = (KERNEL_DTYPE, "bfloat16", "float32")
 """The dtypes of q, k and v that plans are made for."""
-MAX_LOAD = 2**62
-"""Tokens of all items together that still count in 64 bits."""
+PLANNED_BACKENDS = ("faithful", "fast")
+"""The backends that run by a plan; golden has none."""
 
 
 class PlanKey(NamedTuple):
@@ -97,6 +98,7 @@ class Plan:
         tiling, dims = self.tiling, self.key.dims
         return {
             "operator": "chunk_gated_delta_rule",
+            "backend": "faithful",
             "revision": REVISION,
             "device": {"name": self.device.name, "cores": self.device.cores, "ub_bytes": self.device.ub_bytes},
             "dims": dims._asdict(),
@@ -136,36 +138,76 @@ class Plan:
         return explain_chunk(self)
 
 
+@overload
 def plan_chunk(
     dims: Dims,
     lengths: Sequence[int],
     *,
+    backend: Literal["faithful"] = "faithful",
     dtype: str = KERNEL_DTYPE,
     target: str | DeviceSpec | None = None,
     v_step: int | None = None,
-) -> Plan:
-    """Plan a chunked call: dims and lengths to V tiles under the UB budget, work items, and bins by the greedy rule.
+) -> Plan: ...
+@overload
+def plan_chunk(
+    dims: Dims,
+    lengths: Sequence[int],
+    *,
+    backend: Literal["fast"],
+    dtype: str = KERNEL_DTYPE,
+    target: str | DeviceSpec | None = None,
+    threads: int | None = None,
+) -> HostPlan: ...
+def plan_chunk(
+    dims: Dims,
+    lengths: Sequence[int],
+    *,
+    backend: Literal["faithful", "fast"] = "faithful",
+    dtype: str = KERNEL_DTYPE,
+    target: str | DeviceSpec | None = None,
+    v_step: int | None = None,
+    threads: int | None = None,
+) -> Plan | HostPlan:
+    """Plan a chunked call: dims and lengths to V tiles that fit a core's fast memory, work items, and bins of them.
 
     Args:
         dims: Sizes of the call; n_tokens must be the lengths' sum, n_sequences their number.
         lengths: Tokens of each sequence [N].
-        dtype: Name of q's dtype; other names than "float16" are an extension to the NPU's kernel.
-        target: "310p" (default), "host" or a DeviceSpec.
-        v_step: Columns of a V tile, to plan for another width than the widest that fits.
+        backend: "faithful" (default; a `Plan` under the UB budget) or "fast" (a `HostPlan` for threads).
+        dtype: Name of q's dtype. Faithful: other names than "float16" are an extension to the NPU's kernel. Fast runs
+            every one of them by the same plan.
+        target: "310p" (faithful's default), "host" (fast's) or a DeviceSpec.
+        v_step: Faithful only: columns of a V tile, to plan for another width than the widest that fits.
+        threads: Fast only: bins at the most. None takes the cores of the target, or numba's number of threads where
+            no target is given.
 
     Returns:
-        The plan, which ``plan=`` of the public functions takes for any call of these dims, lengths and dtype.
+        The plan, which ``plan=`` of the public functions takes for any call on the backend of these dims and lengths,
+        and of this dtype on faithful.
 
     Raises:
-        ContractError: Sizes that do not fit together.
-        BudgetError: No V tile fits the UB; the message shows the ledger of the narrowest.
+        ContractError: Sizes or options that do not fit together.
+        BudgetError: Faithful: no V tile fits the UB; the message shows the ledger of the narrowest.
 
     Example:
-        >>> plan = plan_chunk(Dims(n_tokens=520, n_sequences=2, hk=16, hv=32, dk=128, dv=128), [512, 8])
+        >>> dims = Dims(n_tokens=520, n_sequences=2, hk=16, hv=32, dk=128, dv=128)
+        >>> plan = plan_chunk(dims, [512, 8])
         >>> plan.tiling.v_step, plan.n_bins, plan.bin_tokens()[0]
         (128, 7, 2560)
+        >>> plan = plan_chunk(dims, [512, 8], backend="fast", threads=4)
+        >>> plan.n_bins, plan.bin_tokens()[0]
+        (4, 2048)
     """
-    return make_chunk_plan("plan_chunk", dims, lengths, dtype=dtype, target=target, v_step=v_step)
+    op = "plan_chunk"
+    checks = Checks(op)
+    if checks.choice("backend", backend, PLANNED_BACKENDS) == "faithful":
+        if threads is not None:
+            raise checks.error(f'`threads` must be left out with backend="faithful", got {threads!r}')
+        return make_chunk_plan(op, dims, lengths, dtype=dtype, target=target, v_step=v_step)
+    if v_step is not None:
+        raise checks.error(f'`v_step` must be left out with backend="fast", got {v_step!r}')
+    checks.choice("dtype", dtype, PLANNED_DTYPES)
+    return make_host_plan(op, dims, lengths, target=target, threads=threads)
 
 
 def make_chunk_plan(
@@ -177,23 +219,11 @@ def make_chunk_plan(
     target: object = None,
     v_step: object = None,
 ) -> Plan:
-    """Return `plan_chunk`'s plan for the public function `op`, whose name begins every message."""
+    """Return `plan_chunk`'s plan for faithful, for the public function `op`, whose name begins every message."""
     checks = Checks(op)
-    if not isinstance(dims, Dims):
-        raise DtypeError(f"{op}: `dims` must be Dims, got {type(dims).__qualname__}")
-    sizes = tuple(checks.integers("lengths", lengths).tolist())
-    if len(sizes) != dims.n_sequences or sum(sizes) != dims.n_tokens or min(sizes, default=0) < 0:
-        raise checks.error(
-            f"`lengths` must be [N] = [{dims.n_sequences}] lengths of at least 0 with the sum T = {dims.n_tokens}, "
-            f"got {list(sizes)} with the sum {sum(sizes)}"
-        )
+    sizes = checked_lengths(op, dims, lengths)
     if dtype not in PLANNED_DTYPES:
         raise checks.error(f"`dtype` must be one of {', '.join(PLANNED_DTYPES)}, got {dtype!r}")
-    if min(dims.hk, dims.hv, dims.dk, dims.dv) < 1 or dims.hv % dims.hk:
-        raise checks.error(
-            f"`dims` must have Hk, Hv, Dk, Dv of at least 1 and Hv % Hk == 0, got Hk = {dims.hk}, Hv = {dims.hv}, "
-            f"Dk = {dims.dk}, Dv = {dims.dv}"
-        )
     device = resolve(target, "310p", op)
     tiling = solve_tiling(dims, device, v_step, op)
     if dims.n_tokens * dims.hv * tiling.n_v_tiles > MAX_LOAD:
