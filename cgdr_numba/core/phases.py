@@ -1,10 +1,10 @@
-"""The phases of the chunked kernel, in the order in which every backend runs them.
+"""The phases of the chunked kernel, in the order in which faithful runs them, and what fast makes of them.
 
 `level` says how often a phase runs: once a chunk (the K side) or once a V tile (the V side). Reads and writes are UB
 slices by their names in the ledger, and `gm` for global memory.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Phase(NamedTuple):
@@ -120,3 +120,82 @@ CHUNK_PHASES = (
     Phase("write_final_state", "Step 7 (last chunk)", "V tile", "state = S^T", ("state",), ("out_queue", "gm")),
 )
 """Phases 1 to 5 and the seven steps of phase 6, by the kernel's names."""
+
+
+class FastPhase(NamedTuple):
+    """One step of the fast backend: which function it is, how often it runs, which phases of the kernel it ends."""
+
+    name: str
+    module: str
+    level: str
+    formula: str
+    covers: tuple[str, ...]
+    """Phases of the kernel whose result is complete with this step."""
+    begins: tuple[str, ...] = ()
+    """Phases whose products are formed here, and which a later step ends."""
+
+
+FAST_PHASES: Final = (
+    FastPhase("load_state", "phases_v", "item", "S = state^T", ("load_state_tile",)),
+    FastPhase(
+        "load_pair", "phases_k", "key head", "K = k; Q = scale q", ("load_chunk_key", "prepare_attn_query_cache")
+    ),
+    FastPhase(
+        "compute_raw_scores",
+        "phases_k",
+        "key head",
+        "K K^T; Q K^T",
+        (),
+        ("compute_scores", "compute_attn_cached", "compute_attn_reread"),
+    ),
+    FastPhase(
+        "load_gates",
+        "decay",
+        "value head",
+        "G in float64; E = e^G; e^-G; e^(G_last - G)",
+        ("compute_g_cumsum",),
+        ("prepare_decay_and_exp",),
+    ),
+    FastPhase(
+        "decay_scores",
+        "decay",
+        "value head",
+        "D_ij = e^(G_i - G_j); B = -beta K K^T . D; M = Q K^T . D",
+        ("prepare_decay_and_exp", "compute_scores", "compute_attn_cached", "compute_attn_reread"),
+    ),
+    FastPhase("load_block", "blocks", "value head", "V = v", ("load_v",)),
+    FastPhase("multiply", "microkernel", "value head", "K S; Q S", (), ("compute_v_new", "compute_attn_inter")),
+    FastPhase(
+        "solve",
+        "solve",
+        "value head",
+        "U = beta V - beta E K S + B U; O = E Q S + M U",
+        (
+            "compute_recursive_attn",
+            "scale_v_by_beta",
+            "compute_value_new",
+            "compute_v_new",
+            "compute_attn_inter",
+            "accum_output",
+        ),
+    ),
+    FastPhase("narrow_rows", "convert", "value head", "out = O", ("write_attn_tile",)),
+    FastPhase(
+        "multiply_onto_scaled",
+        "microkernel",
+        "value head",
+        "S = E_last S + K^T (e^(G_last - G) U)",
+        ("update_state",),
+    ),
+    FastPhase("store_state", "phases_v", "item", "state = S^T", ("write_final_state",)),
+)
+"""The steps of fast in their order, by functions in `core.fast`. U is the kernel's VN; the steps from `load_block` to
+`multiply_onto_scaled` are one function, `run_head`. A key head's steps run once for all of its value heads."""
+
+FAST_NEVER_FORMS: Final = {
+    "compute_k_beta": "beta is a factor on the rows of B and of K S",
+    "compute_k_cumdecay": "forward substitution takes beta E K S instead, and no inverse",
+    "reload_state_tile": "S stays in scratch from chunk to chunk",
+    "store_state_tile": "S stays in scratch from chunk to chunk",
+}
+"""Phases of the kernel that fast has no counterpart of, and why."""
