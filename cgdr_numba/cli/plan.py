@@ -3,19 +3,26 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
 from cgdr_numba.cli.console import errors_in_a_line, print_json, print_text
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dims import Dims
-from cgdr_numba.parity.calls import load_call, plan_call
+from cgdr_numba.core.threads import current_threads
+from cgdr_numba.parity.calls import AnyPlan, load_call, plan_call
 from cgdr_numba.sched.device import DeviceSpec, resolve
-from cgdr_numba.sched.plan import KERNEL_DTYPE, Plan, plan_chunk
+from cgdr_numba.sched.plan import KERNEL_DTYPE, PLANNED_BACKENDS, PLANNED_DTYPES, plan_chunk
 
-_DTYPES: Final = (KERNEL_DTYPE, "bfloat16", "float32")
-"""dtypes of q, k and v that faithful runs."""
+
+class _How(NamedTuple):
+    """What is asked for beside the sizes."""
+
+    backend: str
+    dtype: str
+    device: DeviceSpec
+    v_step: int | None
 
 
 def plan(
@@ -33,32 +40,45 @@ def plan(
     dtype: Annotated[
         str | None, typer.Option(help="float16 (default), or as an extension bfloat16 or float32.", show_default=False)
     ] = None,
-    target: Annotated[str, typer.Option(help="Device to plan for: 310p or host.")] = "310p",
+    backend: Annotated[str, typer.Option(help="faithful or fast.")] = "faithful",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Device to plan for: 310p (default of faithful) or host (default of fast).", show_default=False
+        ),
+    ] = None,
     ub: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="Other UB size than the target's.", show_default=False)
+        int | None, typer.Option(metavar="BYTES", help="Other UB (fast: cache) than the target's.", show_default=False)
     ] = None,
     cores: Annotated[
-        int | None, typer.Option(metavar="N", help="Other number of cores than the target's.", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Other number of cores (fast: threads) than the target's.", show_default=False),
     ] = None,
     v_step: Annotated[
-        int | None, typer.Option(metavar="N", help="This V tile instead of the widest that fits.", show_default=False)
+        int | None, typer.Option(metavar="N", help="faithful: this V tile instead of the widest.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, in one line.")] = False,
 ) -> None:
     """Show how a call runs on a device, without running it.
 
-    Prints the V tiles, the map of the unified buffer, the bins with their loads, and the balance. The sizes come from
-    a recorded call, or from --lengths, --nk, --nv, --dk and --dv. A plan that does not fit the unified buffer prints
-    its ledger and exits with 1.
+    Prints the V tiles, the map of the unified buffer (fast: the bytes of scratch), the bins with their loads, and the
+    balance. The sizes come from a recorded call, or from --lengths, --nk, --nv, --dk and --dv. A plan that does not fit
+    the unified buffer prints its ledger and exits with 1. fast on the host is planned for numba's number of threads.
     """
     sizes = {"--nk": nk, "--nv": nv, "--dk": dk, "--dv": dv}
     _check_usage(call, {"--lengths": lengths, **sizes}, dtype)
     with errors_in_a_line(as_json):
-        device = _device(target, ub, cores)
+        checks = Checks("plan")
+        how = _How(
+            checks.choice("--backend", backend, PLANNED_BACKENDS),
+            checks.choice("--dtype", dtype or KERNEL_DTYPE, PLANNED_DTYPES),
+            _device(backend, target, ub, cores),
+            v_step,
+        )
         if call is not None:
-            made = plan_call(load_call(call), device, v_step)
+            made = plan_call(load_call(call), how.device, v_step, backend=backend)
         else:
-            made = _plan_of_sizes(lengths or "", sizes, dtype or KERNEL_DTYPE, device, v_step)
+            made = _plan_of_sizes(lengths or "", sizes, how)
     if as_json:
         print_json(made.as_dict())
     else:
@@ -75,9 +95,11 @@ def _check_usage(call: Path | None, sizes: Mapping[str, object], dtype: str | No
         raise typer.BadParameter(f"give CALL, or all of {', '.join(sizes)}; missing: {', '.join(missing)}")
 
 
-def _device(target: str, ub: int | None, cores: int | None) -> DeviceSpec:
+def _device(backend: str, target: str | None, ub: int | None, cores: int | None) -> DeviceSpec:
     """Return the target, with the sizes that were asked for."""
-    device = resolve(target, "310p", "plan")
+    device = resolve(target, "host" if backend == "fast" else "310p", "plan")
+    if backend == "fast" and target is None:
+        device = replace(device, cores=current_threads())
     if ub is not None:
         device = replace(device, ub_bytes=ub, source=f"{device.source}; --ub")
     if cores is not None:
@@ -85,14 +107,14 @@ def _device(target: str, ub: int | None, cores: int | None) -> DeviceSpec:
     return device
 
 
-def _plan_of_sizes(
-    lengths: str, sizes: Mapping[str, int | None], dtype: str, device: DeviceSpec, v_step: int | None
-) -> Plan:
+def _plan_of_sizes(lengths: str, sizes: Mapping[str, int | None], how: _How) -> AnyPlan:
     """Plan for the sizes on the command line."""
     try:
         tokens = [int(length) for length in lengths.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--lengths must be integers with commas between, got {lengths!r}") from None
-    dtype = Checks("plan").choice("--dtype", dtype, _DTYPES)
     hk, hv, dk, dv = (value or 0 for value in sizes.values())
-    return plan_chunk(Dims(sum(tokens), len(tokens), hk, hv, dk, dv), tokens, dtype=dtype, target=device, v_step=v_step)
+    dims = Dims(sum(tokens), len(tokens), hk, hv, dk, dv)
+    return plan_chunk(
+        dims, tokens, backend=cast("Any", how.backend), dtype=how.dtype, target=how.device, v_step=how.v_step
+    )

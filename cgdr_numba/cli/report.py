@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from cgdr_numba.cli.console import print_progress, print_table, print_text
-from cgdr_numba.parity.calls import RecordedCall
+from cgdr_numba.core.fast.simd import instruction_set
+from cgdr_numba.parity.calls import AnyPlan, RecordedCall
 from cgdr_numba.parity.runs import Run, will_compile
-from cgdr_numba.sched.plan import REVISION, Plan
+from cgdr_numba.sched.host_plan import HostPlan
+from cgdr_numba.sched.plan import REVISION
 
 _MOST_ROWS = 24
 """Rows of the table of (sequence, head); calls with more show the largest errors only."""
@@ -27,10 +29,16 @@ def call_lines(call: RecordedCall) -> str:
     return "\n".join([f"{call.source}: {call.operator}", *notes, sizes])
 
 
-def plan_line(plan: Plan | None) -> str:
+def plan_line(plan: AnyPlan | None) -> str:
     """Return a plan in short."""
     if plan is None:
         return "no plan: golden is a float64 token loop without a device"
+    if isinstance(plan, HostPlan):
+        return (
+            f"width {plan.width}, {plan.n_v_tiles} V tile(s) a head, {plan.n_bins} bin(s) for {plan.n_threads} "
+            f"thread(s), balance {plan.balance():.3f}, {plan.arena_bytes} bytes of scratch a bin\n"
+            f"instruction set {instruction_set().name}"
+        )
     tiling, device = plan.tiling, plan.device
     extension = ", extension: the NPU takes float16 only" if plan.extension else ""
     return (
@@ -41,10 +49,10 @@ def plan_line(plan: Plan | None) -> str:
     )
 
 
-def announce_compiling() -> None:
-    """Say before a faithful run that it will first compile."""
-    if will_compile():
-        print_progress("compiling the faithful kernel: about 20 s the first time, then it is kept on disk ...")
+def announce_compiling(backend: str) -> None:
+    """Say before a backend's run that it will first compile."""
+    if will_compile(backend):
+        print_progress(f"compiling the {backend} kernel: about 20 s the first time, then it is kept on disk ...")
 
 
 def time_line(run: Run) -> str:

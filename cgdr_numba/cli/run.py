@@ -9,14 +9,17 @@ from cgdr_numba.cli.console import errors_in_a_line, print_json, print_text
 from cgdr_numba.cli.report import announce_compiling, call_lines, plan_line, print_heads, print_worst, time_line
 from cgdr_numba.parity.calls import check_output, load_call, save_results
 from cgdr_numba.parity.runs import Run, run_call
-from cgdr_numba.sched.plan import REVISION
+from cgdr_numba.sched.plan import REVISION, Plan
 
 
 def run(
     call: Annotated[Path, typer.Argument(metavar="CALL", help="Recorded call, .safetensors or .npz.")],
-    backend: Annotated[str, typer.Option(help="golden or faithful.")] = "faithful",
+    backend: Annotated[str, typer.Option(help="fast, golden or faithful.")] = "faithful",
     target: Annotated[
-        str | None, typer.Option(help="Device that faithful plans for: 310p (default) or host.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Device to plan for: 310p (default of faithful) or host (default of fast).", show_default=False
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="OUT", help="Write out and final_state as .safetensors.")
@@ -32,8 +35,7 @@ def run(
         recorded = load_call(call)
         if output is not None:
             check_output(output, recorded)
-        if backend == "faithful":
-            announce_compiling()
+        announce_compiling(backend)
         result = run_call(recorded, backend, target)
         if output is not None:
             save_results(output, recorded, result.out, result.final_state, result.plan)
@@ -63,7 +65,7 @@ def _as_dict(result: Run, output: Path | None) -> dict[str, Any]:
         "call": result.call.source,
         "operator": result.call.operator,
         "backend": result.backend,
-        "revision": None if result.plan is None else REVISION,
+        "revision": REVISION if isinstance(result.plan, Plan) else None,
         "dims": problem.dims._asdict(),
         "lengths": problem.lengths,
         "dtype": problem.q.dtype.name,

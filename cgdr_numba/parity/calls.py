@@ -13,14 +13,17 @@ import cgdr_numba
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Problem, Tensors, cann_problem
 from cgdr_numba.core.dtypes import KINDS
+from cgdr_numba.core.fast.simd import instruction_set
 from cgdr_numba.errors import ContractError, DtypeError, UnsupportedError
 from cgdr_numba.ops import Backend, npu_chunk_gated_delta_rule
 from cgdr_numba.parity.files import Contents, check_name, read, write
 from cgdr_numba.parity.metrics import Comparison, compare_out, compare_state
 from cgdr_numba.sched.device import DeviceSpec
+from cgdr_numba.sched.host_plan import HostPlan
 from cgdr_numba.sched.plan import REVISION, Plan, plan_chunk
 
 Array = NDArray[Any]
+AnyPlan = Plan | HostPlan
 
 CHUNK_OPERATOR: Final = "npu_chunk_gated_delta_rule"
 """The operator whose calls can be replayed."""
@@ -105,7 +108,7 @@ def save_call(path: str | Path, call: RecordedCall) -> None:
     write(Path(path), Contents({**call.arrays, **expected}, {**call.metadata, **_formats(call)}))
 
 
-def save_results(path: str | Path, call: RecordedCall, out: Array, final_state: Array, plan: Plan | None) -> None:
+def save_results(path: str | Path, call: RecordedCall, out: Array, final_state: Array, plan: AnyPlan | None) -> None:
     """Write a replay's results as .safetensors: `out`, `final_state`, and in the metadata what made them.
 
     Args:
@@ -113,24 +116,17 @@ def save_results(path: str | Path, call: RecordedCall, out: Array, final_state: 
         call: The call that was replayed.
         out: [T, Hv, Dv].
         final_state: [N, Hv, Dv, Dk].
-        plan: Faithful's plan, from which the kernel's revision, the device and the V tile are noted; None for golden.
+        plan: The plan that it ran by; None for golden. Of faithful's the kernel's revision, the device and the V tile
+            are noted; for fast the instruction set, which its bits depend on.
 
     Raises:
         ContractError: As in `check_output`.
         OSError: The file cannot be written.
     """
     check_output(path, call)
-    made_by = {"backend": "golden"}
-    if plan is not None:
-        made_by = {
-            "backend": "faithful",
-            "revision": REVISION,
-            "device": f"{plan.device.name}: {plan.device.cores} cores, {plan.device.ub_bytes} bytes of UB",
-            "v_step": str(plan.tiling.v_step),
-        }
     metadata = {
         **_formats(call),
-        **made_by,
+        **_made_by(plan),
         "cgdr_numba": cgdr_numba.__version__,
         "call": Path(call.source).name,
     }
@@ -171,7 +167,7 @@ def replay(
     backend: str,
     *,
     target: str | DeviceSpec | None = None,
-    plan: Plan | None = None,
+    plan: AnyPlan | None = None,
     threads: int | None = None,
 ) -> tuple[Array, Array]:
     """Run a recorded call through `npu_chunk_gated_delta_rule`.
@@ -193,18 +189,31 @@ def replay(
     )
 
 
-def plan_call(call: RecordedCall, target: str | DeviceSpec | None = None, v_step: int | None = None) -> Plan:
-    """Plan a recorded call for a device, as faithful would run it.
+def plan_call(
+    call: RecordedCall,
+    target: str | DeviceSpec | None = None,
+    v_step: int | None = None,
+    *,
+    backend: str = "faithful",
+) -> AnyPlan:
+    """Plan a recorded call for a device, as faithful or fast would run it.
 
     Raises:
-        ContractError: The target or the V tile is not one; BudgetError: nothing fits.
+        ContractError: The target, the V tile or the backend is not one; BudgetError: nothing fits.
         DtypeError: The call's query, key and value are float64.
     """
     problem = call.problem()
     dtype = problem.q.dtype
     if dtype == np.float64:
         raise DtypeError(f"{call.source}: float64 query, key and value are golden's only, and have no plan")
-    return plan_chunk(problem.dims, problem.lengths, dtype=dtype.name, target=target, v_step=v_step)
+    return plan_chunk(
+        problem.dims,
+        problem.lengths,
+        backend=cast("Any", backend),
+        dtype=dtype.name,
+        target=target,
+        v_step=v_step,
+    )
 
 
 def compare(call: RecordedCall, out: Array, final_state: Array) -> dict[str, Comparison]:
@@ -221,6 +230,20 @@ def _formats(call: RecordedCall) -> dict[str, str]:
     """Return the metadata that says what the arrays are; repr keeps every bit of the scale."""
     scale = {} if call.scale is None else {"scale": repr(call.scale)}
     return {"operator": call.operator, **scale, **_FORMATS}
+
+
+def _made_by(plan: AnyPlan | None) -> dict[str, str]:
+    """Return the metadata that says which backend made results, and what their bits depend on."""
+    if plan is None:
+        return {"backend": "golden"}
+    if isinstance(plan, HostPlan):
+        return {"backend": "fast", "instruction_set": instruction_set().name}
+    return {
+        "backend": "faithful",
+        "revision": REVISION,
+        "device": f"{plan.device.name}: {plan.device.cores} cores, {plan.device.ub_bytes} bytes of UB",
+        "v_step": str(plan.tiling.v_step),
+    }
 
 
 def _check_operator(source: Path, operator: str | None) -> None:

@@ -2,23 +2,43 @@
 
 import time
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numba
 
 from cgdr_numba.core.cache import cache_folder
 from cgdr_numba.core.faithful.worker import walk_bins
-from cgdr_numba.parity.calls import Array, RecordedCall, compare, plan_call, replay
-from cgdr_numba.parity.metrics import Comparison
+from cgdr_numba.core.fast.chunk_worker import walk_chunks
+from cgdr_numba.core.jit import Entry
+from cgdr_numba.parity.calls import AnyPlan, Array, RecordedCall, compare, plan_call, replay
+from cgdr_numba.parity.metrics import Comparison, bound_of
 from cgdr_numba.sched.device import DeviceSpec
-from cgdr_numba.sched.plan import Plan
 
 
-def will_compile() -> bool:
-    """Return whether the next faithful run has to compile: nothing in this process, nothing kept on disk."""
-    if numba.config.DISABLE_JIT or walk_bins.compile_seconds is not None:
+class Worker(NamedTuple):
+    """What runs a backend's chunked calls, and how its compiled code is named on disk."""
+
+    entry: Entry
+    kept_as: str
+    """Pattern of the index file of the kernel of a bin, which is nearly all that compiling takes time for."""
+
+
+WORKERS: Final = {
+    "fast": Worker(walk_chunks, "chunk_worker._run_bin-*.nbi"),
+    "faithful": Worker(walk_bins, "worker._run_bin-*.nbi"),
+}
+"""The workers of the backends that are compiled."""
+
+
+def will_compile(backend: str) -> bool:
+    """Return whether the backend's next run has to compile: nothing in this process, nothing kept on disk."""
+    if backend not in WORKERS or numba.config.DISABLE_JIT:
+        return False
+    worker = WORKERS[backend]
+    if worker.entry.compile_seconds is not None:
         return False
     folder = cache_folder()
-    return folder is None or next(folder.glob("*.nbi"), None) is None
+    return folder is None or next(folder.glob(worker.kept_as), None) is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +47,8 @@ class Run:
 
     call: RecordedCall
     backend: str
-    plan: Plan | None
-    """Faithful's plan; None for golden, which has no device."""
+    plan: AnyPlan | None
+    """The plan by which it ran; None for golden, which has no device."""
     out: Array
     """[T, Hv, Dv]"""
     final_state: Array
@@ -43,6 +63,10 @@ class Run:
     errors: dict[str, Comparison]
     """Comparison with the recorded references by result name, as far as there are any."""
 
+    def bound(self, name: str) -> float:
+        """Return the largest relative rms that `out` or `final_state` may have, by its dtype."""
+        return bound_of({"out": self.out, "final_state": self.final_state}[name])
+
 
 def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None = None) -> Run:
     """Plan, compile, run and compare a recorded call.
@@ -51,13 +75,13 @@ def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None =
         ContractError: The backend or the target is not one, or the target is given for golden.
         BudgetError: Nothing fits the target's unified buffer.
     """
-    plan, compile_seconds = None, None
-    if backend == "faithful":
-        plan = plan_call(call, target)
-        walk_bins.compile()
-        compile_seconds = walk_bins.compile_seconds
+    plan, compile_seconds, loaded = None, None, False
+    if backend in WORKERS:
+        plan, entry = plan_call(call, target, backend=backend), WORKERS[backend].entry
+        entry.compile()
+        compile_seconds, loaded = entry.compile_seconds, entry.loaded
     begin = time.perf_counter()
     out, final_state = replay(call, backend, target=target if plan is None else None, plan=plan)
     seconds = time.perf_counter() - begin
     errors = compare(call, out, final_state)
-    return Run(call, backend, plan, out, final_state, seconds, compile_seconds, walk_bins.loaded, errors)
+    return Run(call, backend, plan, out, final_state, seconds, compile_seconds, loaded, errors)
