@@ -10,6 +10,7 @@ from cgdr_numba.core.contract import Tensors, cann_problem, fla_problem
 from cgdr_numba.core.gate_options import GateOptions
 from cgdr_numba.ops.keywords import refuse_unknown
 from cgdr_numba.sched.device import DeviceSpec
+from cgdr_numba.sched.host_plan import HostPlan
 from cgdr_numba.sched.plan import Plan
 
 Array = NDArray[Any]
@@ -36,7 +37,7 @@ def chunk_gated_delta_rule(
     state_v_first: bool = False,
     cu_seqlens: object = None,
     target: str | DeviceSpec | None = None,
-    plan: Plan | None = None,
+    plan: Plan | HostPlan | None = None,
     threads: int | None = None,
     overflow: Literal["ieee", "saturate"] = "ieee",
     axpy: Literal["two-roundings", "fused"] = "two-roundings",
@@ -50,7 +51,8 @@ def chunk_gated_delta_rule(
         v: Values [B, T, Hv, Dv], dtype of q. Hv is a multiple of Hk; value head h uses key head h // (Hv / Hk).
         g: Natural log of the decay [B, T, Hv], any float dtype; not restricted to g <= 0. None means zeros.
         beta: How much of the error is written [B, T, Hv], any float dtype. None means ones.
-        backend: "golden" (float64 token loop) or "faithful" (the 310P kernel's order of operations).
+        backend: "fast" (default; float32 vector code), "golden" (float64 token loop) or "faithful" (the 310P kernel's
+            order of operations).
         scale: Factor on q; None means Dk^-0.5.
         initial_state: [N, Hv, Dk, Dv], any float dtype; [N, Hv, Dv, Dk] with state_v_first. None means zeros.
         output_final_state: Whether the final state is returned.
@@ -64,9 +66,12 @@ def chunk_gated_delta_rule(
         allow_neg_eigval: Whether the sigmoid is doubled; an error without use_beta_sigmoid_in_kernel.
         state_v_first: Whether states are [N, Hv, Dv, Dk], in and out.
         cu_seqlens: Sums of lengths [N + 1] from 0 to T, integers; B must be 1. None makes every batch row a sequence.
-        target: Faithful only: "310p" (default), "host" or a DeviceSpec to plan for.
-        plan: Faithful only: a plan of `plan_chunk` for these dims, lengths and dtype; excludes target and threads.
-        threads: Threads to run on, from 1 to numba's number; None leaves numba's setting. Golden uses one.
+        target: Device to plan for: "310p" (faithful's default), "host" (fast's) or a DeviceSpec, whose cores are the
+            bins of work and whose fast memory bounds the V tiles. Golden has none.
+        plan: A plan of `plan_chunk` for the backend, these dims and lengths, and on faithful this dtype; excludes
+            target and threads. Golden has none.
+        threads: Threads to run on, from 1 to numba's number; None leaves numba's setting. Golden uses one. Without a
+            target fast plans for as many.
         overflow: Faithful only: "ieee", or "saturate" as the 310P's vector unit does.
         axpy: Faithful only: whether Axpy rounds twice or once ("fused").
         unknown: Nothing; any other keyword is a TypeError.
@@ -78,13 +83,24 @@ def chunk_gated_delta_rule(
     Raises:
         ContractError: Shapes, lengths or options break the contract; a ValueError.
         DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
-        BudgetError: No V tile fits the target's unified buffer; a ContractError.
+        BudgetError: Faithful: no V tile fits the target's unified buffer; a ContractError.
         UnsupportedError: An option that is not offered yet; a NotImplementedError.
 
     Numerics:
         golden: float64 throughout, sums over Dk row by row, rounded once at the end. faithful: float32 in the order
         of the 310P kernel (see `cgdr_numba.core.phases`); only float16 is what the NPU takes, other dtypes run the
-        same operations as an extension. Both give the same bits for any threads, plan, strides and batch mates.
+        same operations as an extension. Both give the same bits on every machine, for any threads, plan, strides and
+        batch mates.
+
+        fast: float32, in chunks of 16 tokens. K S and Q S are chains of fused multiply-adds with Dk ascending; the
+        tokens of a chunk are taken in by forward substitution, without an inverse. Gates are summed in float64, and
+        the decay between two tokens is the product of e^G and e^-G where a chunk's sums stay within 60, else the exp
+        of the difference. The token loop of `fused_recurrent_gated_delta_rule` (K first) runs instead where a
+        sequence's last chunk has up to 4 tokens, and for a value head's chunk that holds a non-finite number, whose
+        gates rise by more than e^60, or whose outputs leave float32: so a non-finite input spoils no earlier token and
+        no other head. For one package version, instruction set, dtype and state layout the bits of a (sequence, head)
+        depend on its own rows, state, Dk and Dv alone: not on threads, plan, V tiles, batch mates, packing, alignment
+        or strides. Splitting a call at multiples of 64 tokens, with the float32 state carried, changes no bit.
 
         Gates that are given raw are computed in float64 and rounded once to float32 (golden with float64 q: not at
         all), as `fused_gdn_gating` has them: results are those of a call with g and beta computed before.
@@ -134,7 +150,7 @@ def npu_chunk_gated_delta_rule(
     g: Array | None = None,
     backend: Backend = "faithful",
     target: str | DeviceSpec | None = None,
-    plan: Plan | None = None,
+    plan: Plan | HostPlan | None = None,
     threads: int | None = None,
     overflow: Literal["ieee", "saturate"] = "ieee",
     axpy: Literal["two-roundings", "fused"] = "two-roundings",
@@ -152,7 +168,7 @@ def npu_chunk_gated_delta_rule(
         scale: Factor on query; None means 1.0, as CANN has it (not Dk^-0.5).
         g: Natural log of the decay [T, Nv], any float dtype; faithful rounds it to float32, where numbers below
             -3.4e38 become -inf. None means zeros.
-        backend: "faithful" (default) or "golden".
+        backend: "faithful" (default), "fast" or "golden".
         target: As in `chunk_gated_delta_rule`.
         plan: As in `chunk_gated_delta_rule`.
         threads: As in `chunk_gated_delta_rule`.
@@ -166,10 +182,11 @@ def npu_chunk_gated_delta_rule(
     Raises:
         ContractError: Shapes, lengths or options break the contract; a ValueError.
         DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
-        BudgetError: No V tile fits the target's unified buffer; a ContractError.
+        BudgetError: Faithful: no V tile fits the target's unified buffer; a ContractError.
 
     Numerics:
-        As in `chunk_gated_delta_rule`.
+        As in `chunk_gated_delta_rule`. fast rounds the final state once to initial_state's dtype, so a call may be
+        split without a changed bit where that is float32.
 
     Source:
         torch_npu.npu_chunk_gated_delta_rule; kernel 310P ChunkGatedDeltaRule, revision 00e39ab5.
