@@ -11,6 +11,7 @@ import pytest
 import cgdr_numba
 from cgdr_numba.cli import demo, report
 from cgdr_numba.ops import BACKENDS
+from cgdr_numba.parity.runs import run_call
 from cgdr_numba.sched.plan import REVISION
 from commands import ROOT, Answer, cgdr, misused, run_process
 from small_call import DATA, small_call
@@ -71,10 +72,11 @@ def test_demo_every_backend_holds_its_bound() -> None:
     text = cgdr("demo").out
     assert "220 tokens in 2 sequence(s) (150, 70), Hk 1, Hv 2, Dk 128, Dv 128" in text
     assert "faithful: 310p: v_step 128" in text
+    assert "\nfast: width " in text
     rows = [line.split() for line in text.splitlines()]
-    heads = {(row[0], row[2]): [float(x) for x in row[3:]] for row in rows if len(row) == 7 and row[0].isdigit()}
+    heads = {(row[0], row[2]): [float(x) for x in row[3:]] for row in rows if len(row) == 9 and row[0].isdigit()}
     assert list(heads) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
-    assert all(max(errors[:2]) <= 1e-6 and max(errors[2:]) <= 4e-4 for errors in heads.values())
+    assert all(max(errors[2:4]) <= 1e-6 and max(errors) <= 4e-4 for errors in heads.values())
     assert [row[:2] for row in rows if row[-1:] == ["ok"]] == [[b, r] for b in BACKENDS for r in ("out", "final_state")]
 
 
@@ -85,17 +87,23 @@ def test_demo_errors_above_the_bound_exit_with_1(monkeypatch: pytest.MonkeyPatch
     answer = Answer(("demo",))
     assert answer.code == 1
     assert answer.err.endswith("cgdr: an error is above its bound\n")
-    verdicts = [line.split()[-1] for line in answer.out.splitlines()[-4:]]
-    assert verdicts == ["ok", "ABOVE", "ok", "ABOVE"]
+    verdicts = [line.split()[-1] for line in answer.out.splitlines()[-6:]]
+    assert verdicts == ["ok", "ABOVE"] * 3
 
 
-def test_a_run_that_compiles_is_announced(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cgdr("run", call_path, "--json").err == ""
-    monkeypatch.setattr(report, "will_compile", lambda: True)
-    answer = cgdr("run", call_path, "--json")
-    assert answer.err.startswith("compiling the faithful kernel: about 20 s the first time")
-    assert answer.json["backend"] == "faithful"
-    assert cgdr("run", call_path, "--backend", "golden").err == ""
+@pytest.mark.parametrize("backend", ["fast", "faithful"])
+def test_a_run_that_compiles_is_announced(call_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    others = [name for name in BACKENDS if name != backend]
+    run_call(small_call(), backend)
+    assert cgdr("run", call_path, "--backend", backend, "--json").err == ""
+    monkeypatch.setattr(report, "will_compile", lambda name: name == backend)
+    answer = cgdr("run", call_path, "--backend", backend, "--json")
+    assert answer.err.startswith(f"compiling the {backend} kernel: about 20 s the first time")
+    assert answer.json["backend"] == backend
+    for other in others:
+        run_call(small_call(), other)
+        assert cgdr("run", call_path, "--backend", other).err == ""
+    assert cgdr("demo").err == answer.err
 
 
 def test_process_version() -> None:
@@ -122,6 +130,14 @@ def test_process_plain_python_kernels_give_the_same_errors(call_path: Path) -> N
     done = run_process("run", call_path, "--json", NUMBA_DISABLE_JIT="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["errors"] == cgdr("run", call_path, "--json").json["errors"]
+
+
+def test_process_fast_as_plain_python_keeps_the_bound(call_path: Path) -> None:
+    done = run_process("run", call_path, "--backend", "fast", "--json", NUMBA_DISABLE_JIT="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    values = json.loads(done.stdout)
+    assert values["compile_seconds"] is None
+    assert all(found["worst"] <= 4e-4 for found in values["errors"].values())
 
 
 def test_process_a_reader_that_leaves_is_no_error() -> None:

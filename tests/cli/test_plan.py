@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from cgdr_numba.core.threads import current_threads
+from cgdr_numba.sched.device import usable_cores
 from cgdr_numba.sched.plan import REVISION
 from commands import Answer, cgdr, misused, refused
 from small_call import LENGTHS
@@ -88,6 +90,30 @@ def test_sizes_of_the_device_can_be_replaced() -> None:
     assert (narrow["v_step"], narrow["n_v_tiles"]) == (32, 4)
 
 
+def test_fast_on_the_host() -> None:
+    text = cgdr("plan", "--backend", "fast", "--lengths", "512,8", *SIZES, "--cores", 2, "--ub", 2**20).out
+    assert "host: at most 2 thread(s), 1048576 bytes of cache a core" in text
+    assert "width 128: 1 V tile(s) a head" in text
+    assert "bin 1: load 1146880, 4096 tokens, items (0, 8, 0) .. (0, 15, 0) (8)" in text
+    assert "= 0.985" in text
+    assert REVISION not in text
+
+
+def test_fast_as_json(call_path: Path) -> None:
+    made = cgdr("plan", call_path, "--backend", "fast", "--json").json
+    assert (made["backend"], made["threads"], made["lengths"]) == ("fast", current_threads(), list(LENGTHS))
+    assert {tuple(item[:2]) for one in made["bins"] for item in one["items"]} == {(0, 0), (2, 0)}
+    sizes = ("--lengths", 4096, "--nk", 1, "--nv", 2, "--dk", 128, "--dv", 128)
+    made = cgdr("plan", *sizes, "--backend", "fast", "--cores", 2, "--ub", 2**20, "--json").json
+    assert (made["width"], made["n_v_tiles"], [one["load"] for one in made["bins"]]) == (64, 2, [622592, 622592])
+    for target, threads in (("host", usable_cores()), ("310p", 8)):
+        assert cgdr("plan", *sizes, "--backend", "fast", "--target", target, "--json").json["threads"] == threads
+
+
+def test_faithful_says_what_it_is() -> None:
+    assert cgdr("plan", "--lengths", 64, *SIZES, "--json").json["backend"] == "faithful"
+
+
 def test_extensions_say_so() -> None:
     assert "extension" in cgdr("plan", "--lengths", 64, *SIZES, "--dtype", "float32").out
     assert "extension" not in cgdr("plan", "--lengths", 64, *SIZES).out
@@ -110,6 +136,8 @@ def test_empty_sequences_are_planned() -> None:
         (("--lengths", 64, *SIZES, "--cores", -1), "`cores` must be an integer of at least 1, got -1"),
         (("--lengths", 64, *SIZES, "--v-step", 24), "`v_step` must be a multiple of 16"),
         (("--lengths", 10**20, *SIZES), "must fit in int64"),
+        (("--lengths", 64, *SIZES, "--backend", "fast", "--v-step", 32), "`v_step` must be left out"),
+        (("--lengths", 64, *SIZES, "--backend", "golden"), '`--backend` must be "faithful" or "fast", got \'golden\''),
         (("nowhere.safetensors",), "nowhere.safetensors: there is no such file"),
     ],
 )

@@ -3,13 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+from cgdr_numba.core.fast.simd import instruction_set
+from cgdr_numba.core.threads import current_threads
 from cgdr_numba.ops import BACKENDS
 from cgdr_numba.parity.calls import load_call, replay, save_call
-from cgdr_numba.parity.metrics import BOUNDS
+from cgdr_numba.parity.metrics import bound_of
+from cgdr_numba.sched.device import usable_cores
 from cgdr_numba.sched.plan import REVISION
 from commands import Answer, cgdr, refused
 from small_call import LENGTHS, entries, save_entries, small_call
@@ -34,11 +38,12 @@ def test_an_empty_sequence_has_a_state_and_no_output(call_path: Path) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_calls_without_tokens(tmp_path: Path, lengths: tuple[int, ...], backend: str) -> None:
     path = tmp_path / "empty.safetensors"
-    save_call(path, small_call(lengths=lengths))
+    call = small_call(lengths=lengths)
+    save_call(path, call)
     errors = cgdr("run", path, "--backend", backend, "--json").json["errors"]
     assert errors["out"]["worst"] is None
     assert errors["out"]["relative_rms"] == [[None, None]] * len(lengths)
-    assert (errors["final_state"]["worst"] or 0.0) <= BOUNDS[backend]
+    assert (errors["final_state"]["worst"] or 0.0) <= bound_of(call.arrays["initial_state"])
     assert "0 tokens in" in cgdr("run", path, "--backend", backend).out
 
 
@@ -63,6 +68,25 @@ def test_json_by_faithful(call_path: Path) -> None:
     host = cgdr("run", call_path, "--target", "host", "--json").json
     assert host["plan"]["device"]["name"] == "host"
     assert host["errors"] == values["errors"]
+
+
+def test_json_by_fast(call_path: Path) -> None:
+    values = cgdr("run", call_path, "--backend", "fast", "--json").json
+    assert (values["backend"], values["revision"]) == ("fast", None)
+    plan = values["plan"]
+    assert (plan["backend"], plan["threads"], plan["lengths"]) == ("fast", current_threads(), list(LENGTHS))
+    assert all(found["worst"] <= 4e-4 for found in values["errors"].values())
+    assert (values["compile_seconds"] is None) == bool(numba.config.DISABLE_JIT)
+    host = cgdr("run", call_path, "--backend", "fast", "--target", "host", "--json").json
+    assert host["plan"]["threads"] == usable_cores()
+    assert host["errors"] == values["errors"]
+
+
+def test_small_call_by_fast(call_path: Path) -> None:
+    text = cgdr("run", call_path, "--backend", "fast").out
+    assert f"bin(s) for {current_threads()} thread(s), balance " in text
+    assert f"\ninstruction set {instruction_set().name}\n" in text
+    assert "vector revision" not in text
 
 
 def test_infinite_errors_stay_json(tmp_path: Path) -> None:
@@ -110,6 +134,7 @@ def test_results_are_written(call_path: Path, tmp_path: Path, backend: str) -> N
         assert np.array_equal(file.get_tensor("final_state"), state)
         metadata = file.metadata()
     assert (metadata["backend"], metadata["call"]) == (backend, "call.safetensors")
+    assert metadata.get("instruction_set") == (instruction_set().name if backend == "fast" else None)
     assert metadata.get("revision") == (REVISION if backend == "faithful" else None)
     first = target.read_bytes()
     assert cgdr("run", call_path, "--backend", backend, "-o", target, "--json").json["output"] == str(target)
@@ -143,8 +168,8 @@ def test_wrong_calls_are_refused_in_a_line(tmp_path: Path, change: Any, message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--backend", "slow"), '`backend` must be "golden" or "faithful", got \'slow\''),
-        (("--backend", "fast"), 'backend="fast" is not offered yet'),
+        (("--backend", "slow"), '`backend` must be "fast" or "golden" or "faithful", got \'slow\''),
+        (("--backend", "fast", "--target", "910b"), "got '910b' (the 910B's kernel is another one)"),
         (("--backend", "golden", "--target", "310p"), "`target` must be left out"),
         (("--target", "910b"), "got '910b' (the 910B's kernel is another one)"),
         (("-o", "out.npz"), "out.npz: files are written as .safetensors, got suffix '.npz'"),

@@ -8,7 +8,6 @@ import pytest
 from cgdr_numba import (
     ContractError,
     DtypeError,
-    UnsupportedError,
     chunk_gated_delta_rule,
     host,
     npu_chunk_gated_delta_rule,
@@ -108,9 +107,10 @@ DTYPES = [
     ({"threads": 1.0}, r"`threads` must be an integer or None, got 1.0"),
     ({"threads": True}, r"`threads` must be an integer or None, got True"),
     ({"backend": "faithful", "plan": 3}, r"`plan` must be a Plan or None, got int"),
+    ({"backend": "fast", "plan": 3}, r"`plan` must be a HostPlan or None, got int"),
 ]
 OPTIONS = [
-    ({"backend": "gold"}, r"""`backend` must be "golden" or "faithful", got 'gold'"""),
+    ({"backend": "gold"}, r"""`backend` must be "fast" or "golden" or "faithful", got 'gold'"""),
     ({"backend": None}, r"`backend` must be .* got None"),
     ({"axpy": "fma"}, r"""`axpy` must be "two-roundings" or "fused", got 'fma'"""),
     ({"overflow": True}, r"""`overflow` must be "ieee" or "saturate", got True"""),
@@ -120,6 +120,9 @@ OPTIONS = [
     ({"overflow": "saturate"}, r"`overflow` must be left out"),
     ({"axpy": "fused"}, r"`axpy` must be left out"),
     ({"plan": plan_chunk(Dims(5, 1, 1, 1, 8, 8), [5])}, r"`plan` must be left out"),
+    ({"backend": "fast", "axpy": "fused"}, r"""`axpy` must be left out with backend="fast", which has no options of"""),
+    ({"backend": "fast", "overflow": "saturate"}, r"`overflow` must be left out .* got 'saturate'"),
+    ({"backend": "fast", "target": "910b"}, r"""`target` must be "310p", "host" .* got '910b' \(the 910B's"""),
     ({"backend": "faithful", "target": "910b"}, r"""`target` must be "310p", "host" .* got '910b' \(the 910B's"""),
 ]
 
@@ -205,20 +208,29 @@ def test_unknown_keywords_are_type_errors(name: str, part: str) -> None:
         npu_chunk_gated_delta_rule(**cann_call(**{name: 64}))
 
 
-def test_backend_is_never_chosen_silently() -> None:
-    call = fla_call()
-    del call["backend"]
-    with pytest.raises(TypeError, match="backend"):
-        chunk_gated_delta_rule(**call)
-    with pytest.raises(UnsupportedError, match='backend="fast" is not offered yet'):
-        chunk_gated_delta_rule(**fla_call(backend="fast"))
+@pytest.mark.parametrize(
+    ("operator", "call", "default", "others"),
+    [
+        (chunk_gated_delta_rule, fla_call, "fast", ("golden", "faithful")),
+        (npu_chunk_gated_delta_rule, cann_call, "faithful", ("fast", "golden")),
+    ],
+)
+def test_every_family_has_a_default_backend(operator: Any, call: Any, default: str, others: tuple[str, ...]) -> None:
+    """Told apart by its bits, which differ from those of all other backends."""
+    arguments = call()
+    del arguments["backend"]
+    out = operator(**arguments)[0]
+    assert np.array_equal(out, operator(**call(backend=default))[0])
+    for other in others:
+        assert not np.array_equal(out, operator(**call(backend=other))[0])
 
 
-def test_float64_is_goldens_and_the_message_says_how_to_cast() -> None:
+@pytest.mark.parametrize("backend", ["fast", "faithful"])
+def test_float64_is_goldens_and_the_message_says_how_to_cast(backend: str) -> None:
     call = fla_call()
     wide = {name: call[name].astype(np.float64) for name in ("q", "k", "v")}
     with pytest.raises(DtypeError, match=r"float64 q, k and v are golden's only.*q\.astype\(np\.float32\)"):
-        chunk_gated_delta_rule(**fla_call(**wide, backend="faithful"))
+        chunk_gated_delta_rule(**fla_call(**wide, backend=backend))
 
 
 def test_plan_must_match_and_excludes_target_and_threads() -> None:
@@ -232,9 +244,11 @@ def test_plan_must_match_and_excludes_target_and_threads() -> None:
     ):
         with pytest.raises(ContractError, match=r"`plan` must be made for PlanKey.*got one for PlanKey"):
             chunk_gated_delta_rule(**fla_call(backend="faithful", plan=other))
+    host_plan = plan_chunk(dims, [2, 3], backend="fast")
     for name, value in (("target", host()), ("threads", 1)):
-        with pytest.raises(ContractError, match=f"`plan` excludes `{name}`, got {name} = "):
-            chunk_gated_delta_rule(**fla_call(backend="faithful", plan=plan, **{name: value}))
+        for backend, made in (("faithful", plan), ("fast", host_plan)):
+            with pytest.raises(ContractError, match=f"`plan` excludes `{name}`, got {name} = "):
+                chunk_gated_delta_rule(**fla_call(backend=backend, plan=made, **{name: value}))
 
 
 @pytest.mark.parametrize("scale", [2, 1e300, np.float32(0.5), np.float64(0.25), np.int64(3), float("nan")])

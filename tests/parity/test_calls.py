@@ -12,6 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.fast.simd import instruction_set
 from cgdr_numba.errors import BudgetError, ContractError, DtypeError, UnsupportedError
 from cgdr_numba.parity.calls import (
     RecordedCall,
@@ -24,6 +25,7 @@ from cgdr_numba.parity.calls import (
     save_call,
     save_results,
 )
+from cgdr_numba.sched.host_plan import HostPlan
 from cgdr_numba.sched.plan import REVISION
 from small_call import LENGTHS, entries, save_entries, small_call
 
@@ -216,20 +218,21 @@ def test_golden_replays_unrounded(dtype: Any) -> None:
     assert all(np.array_equal(x, before[name]) for name, x in call.arrays.items())
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_faithful_replays_as_recorded(dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("backend", ["fast", "faithful"])
+def test_other_backends_replay_as_recorded(dtype: Any, backend: str) -> None:
     call = small_call(dtype)
-    out, state = replay(call, "faithful")
+    out, state = replay(call, backend)
     assert (out.dtype, state.dtype) == (dtype, dtype)
-    bound = {np.float16: 4e-4, ml_dtypes.bfloat16: 4e-4 * 8}[dtype]
+    bound = {np.float16: 4e-4, ml_dtypes.bfloat16: 4e-4 * 8, np.float32: 1e-6}[dtype]
     assert all(found.worst <= bound for found in compare(call, out, state).values())
-    again = replay(call, "faithful", plan=plan_call(call, "host"))
+    again = replay(call, backend, plan=plan_call(call, "host", backend=backend))
     assert np.array_equal(out, again[0])
     assert np.array_equal(state, again[1])
 
 
 def test_replay_refuses_what_the_operator_refuses() -> None:
-    with pytest.raises(ContractError, match='`backend` must be "golden" or "faithful", got \'slow\''):
+    with pytest.raises(ContractError, match='`backend` must be "fast" or "golden" or "faithful", got \'slow\''):
         replay(small_call(), "slow")
     with pytest.raises(ContractError, match="`target` must be left out"):
         replay(small_call(), "golden", target="310p")
@@ -239,8 +242,14 @@ def test_a_plan_is_made_for_the_recorded_sizes() -> None:
     plan = plan_call(small_call(), "310p", v_step=16)
     assert plan.key == (Dims(8, 3, 1, 2, 16, 32), LENGTHS, "float16")
     assert plan.tiling.v_step == 16
-    with pytest.raises(DtypeError, match="float64 query, key and value are golden's only"):
-        plan_call(small_call(np.float64))
+    for backend in ("fast", "faithful"):
+        with pytest.raises(DtypeError, match="float64 query, key and value are golden's only"):
+            plan_call(small_call(np.float64), backend=backend)
+    host_plan = plan_call(small_call(), backend="fast")
+    assert isinstance(host_plan, HostPlan)
+    assert host_plan.key == (Dims(8, 3, 1, 2, 16, 32), LENGTHS)
+    with pytest.raises(ContractError, match='`backend` must be "faithful" or "fast", got \'golden\''):
+        plan_call(small_call(), backend="golden")
     with pytest.raises(BudgetError, match="no V tile fits"):
         plan_call(small_call(), replace(plan.device, ub_bytes=32768))
 
@@ -250,7 +259,8 @@ def test_results_are_written_with_what_made_them(tmp_path: Path) -> None:
     out, state = replay(call, "golden")
     path = tmp_path / "results.safetensors"
     assert not state.swapaxes(2, 3).flags.c_contiguous
-    for plan in (None, plan_call(call)):
+    plans = {"golden": None, "fast": plan_call(call, backend="fast"), "faithful": plan_call(call)}
+    for backend, plan in plans.items():
         save_results(path, call, out, state.swapaxes(2, 3), plan)
         with safe_open(path, "numpy") as file:
             metadata = file.metadata()
@@ -259,8 +269,9 @@ def test_results_are_written_with_what_made_them(tmp_path: Path) -> None:
         assert metadata["operator"] == call.operator
         assert metadata["call"] == "small.safetensors"
         assert float(metadata["scale"]) == call.scale
-        assert metadata["backend"] == ("golden" if plan is None else "faithful")
-        assert metadata.get("revision") == (None if plan is None else REVISION)
+        assert metadata["backend"] == backend
+        assert metadata.get("revision") == (REVISION if backend == "faithful" else None)
+        assert metadata.get("instruction_set") == (instruction_set().name if backend == "fast" else None)
 
 
 def test_results_do_not_replace_the_call(tmp_path: Path) -> None:

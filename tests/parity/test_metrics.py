@@ -1,17 +1,19 @@
 """Relative rms, largest differences, and what they are where there is little to compare."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from cgdr_numba.errors import ContractError
-from cgdr_numba.parity.metrics import BOUNDS, abs_difference, compare_out, compare_state, relative_rms
+from cgdr_numba.parity.metrics import BOUNDS, abs_difference, bound_of, compare_out, compare_state, relative_rms
 from reference import make_case, token_loop
 
 INF, NAN = np.inf, np.nan
 
 
 def test_bounds_are_those_promised() -> None:
-    assert BOUNDS == {"golden": 1e-6, "faithful": 4e-4}
+    assert BOUNDS == {"float16": 4e-4, "bfloat16": 3.2e-3, "float32": 1e-6, "float64": 1e-6}
+    assert bound_of(np.zeros(1, ml_dtypes.bfloat16)) == 8 * bound_of(np.zeros(1, np.float16))
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,23 @@ from safetensors import safe_open
 
 from cgdr_numba import chunk_gated_delta_rule
 from cgdr_numba.parity.calls import RecordedCall, compare, load_call, replay, sample_call
-from cgdr_numba.parity.metrics import BOUNDS, compare_out, compare_state
+from cgdr_numba.parity.metrics import bound_of, compare_out, compare_state
 from small_call import DATA
 
-BACKENDS = ["golden", pytest.param("faithful", marks=pytest.mark.slow)]
+BACKENDS = ["fast", "golden", pytest.param("faithful", marks=pytest.mark.slow)]
 
 
 def assert_within_bounds(call: RecordedCall, backend: str, results: tuple[str, ...]) -> None:
     """Every recorded result holds at its worst (sequence, head)."""
-    errors = compare(call, *replay(call, backend))
+    out, final_state = replay(call, backend)
+    errors = compare(call, out, final_state)
     assert tuple(errors) == results
+    bounds = {"out": bound_of(out), "final_state": bound_of(final_state)}
+    assert set(bounds.values()) == {1e-6 if backend == "golden" else 4e-4}
     for name, found in errors.items():
         assert np.isfinite(found.relative_rms).all()
         assert found.worst is not None
-        assert found.worst <= BOUNDS[backend], (name, found.worst, found.worst_at)
+        assert found.worst <= bounds[name], (name, found.worst, found.worst_at)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -40,7 +43,7 @@ def test_t092_committed_calls(name: str, results: tuple[str, ...], backend: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["golden", "faithful"])
+@pytest.mark.parametrize("backend", ["fast", "golden", "faithful"])
 @pytest.mark.parametrize("name", ["tiny_packed", "tiny_layer0", "tiny_layer1"])
 def test_t092_full_calls(shared_data: Path, name: str, backend: str) -> None:
     assert_within_bounds(load_call(shared_data / f"{name}.safetensors"), backend, ("out", "final_state"))
@@ -135,9 +138,10 @@ def test_recorded_decode_by_golden(decode: tuple[Decode, float]) -> None:
 
 
 @pytest.mark.slow
-def test_recorded_decode_by_faithful(decode: tuple[Decode, float]) -> None:
+@pytest.mark.parametrize("backend", ["fast", "faithful"])
+def test_recorded_decode_by_float32(decode: tuple[Decode, float], backend: str) -> None:
     call, scale = decode
-    out, pool, written = run_token_by_token(call, scale, "faithful", np.float32)
+    out, pool, written = run_token_by_token(call, scale, backend, np.float32)
     found = compare_out(out, call.expected_out, call.actual_seq_lengths.tolist())
     assert found.worst is not None
     assert found.worst <= 4e-4, (found.worst, found.worst_at)
