@@ -96,7 +96,7 @@ def chunk_gated_delta_rule(
         tokens of a chunk are taken in by forward substitution, without an inverse. Gates are summed in float64, and
         the decay between two tokens is the product of e^G and e^-G where a chunk's sums stay within 60, else the exp
         of the difference. The token loop of `fused_recurrent_gated_delta_rule` (K first) runs instead where a
-        sequence's last chunk has up to 4 tokens, and for a value head's chunk that holds a non-finite number, whose
+        sequence's last chunk has up to 12 tokens, and for a value head's chunk that holds a non-finite number, whose
         gates rise by more than e^60, or whose outputs leave float32: so a non-finite input spoils no earlier token and
         no other head. For one package version, instruction set, dtype and state layout the bits of a (sequence, head)
         depend on its own rows, state, Dk and Dv alone: not on threads, plan, V tiles, batch mates, packing, alignment
