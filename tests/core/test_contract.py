@@ -112,8 +112,8 @@ DTYPES = [
 OPTIONS = [
     ({"backend": "gold"}, r"""`backend` must be "fast" or "golden" or "faithful", got 'gold'"""),
     ({"backend": None}, r"`backend` must be .* got None"),
-    ({"axpy": "fma"}, r"""`axpy` must be "two-roundings" or "fused", got 'fma'"""),
-    ({"overflow": True}, r"""`overflow` must be "ieee" or "saturate", got True"""),
+    ({"backend": "faithful", "axpy": "fma"}, r"""`axpy` must be "two-roundings" or "fused", got 'fma'"""),
+    ({"backend": "faithful", "overflow": True}, r"""`overflow` must be "ieee" or "saturate", got True"""),
     ({"threads": 0}, r"`threads` must be from 1 to numba's \d+ threads, got 0"),
     ({"threads": 10**6}, r"`threads` must be from 1 to numba's \d+ threads, got 1000000"),
     ({"target": "310p"}, r"""`target` must be left out with backend="golden" """[:-1]),

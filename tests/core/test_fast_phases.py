@@ -5,7 +5,10 @@ from collections import Counter
 
 import pytest
 
+from cgdr_numba import chunk_gated_delta_rule
+from cgdr_numba.core.dims import CHUNK, FAST_CHUNK
 from cgdr_numba.core.fast import chunk_worker, phases_k, phases_v
+from cgdr_numba.core.fast.decay import HIGHEST_RISE, LOWEST_FACTOR
 from cgdr_numba.core.phases import CHUNK_PHASES, FAST_NEVER_FORMS, FAST_PHASES, FastPhase
 
 FUSED = {"run_head"}
@@ -43,3 +46,15 @@ def test_the_table_has_every_phase_function() -> None:
         }
         name = module.__name__.rpartition(".")[2]
         assert defined - FUSED == {phase.name for phase in FAST_PHASES if phase.module == name}
+
+
+def test_the_docstring_has_the_constants_of_the_code() -> None:
+    told = " ".join((chunk_gated_delta_rule.__doc__ or "").split())
+    for part in (
+        f"in chunks of {FAST_CHUNK} tokens",
+        f"where a chunk's sums stay within {-LOWEST_FACTOR:.0f},",
+        f"last chunk has up to {chunk_worker.FEW} tokens",
+        f"rise by more than e^{HIGHEST_RISE:.0f}",
+        f"at multiples of {CHUNK} tokens",
+    ):
+        assert part in told

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cgdr_numba import ContractError, DeviceSpec, Dims, DtypeError, HostPlan, Plan, chunk_gated_delta_rule, plan_chunk
 from cgdr_numba.core.dims import FAST_CHUNK, ceil_to
 from cgdr_numba.core.fast.chunk_arena import chunk_bytes
+from cgdr_numba.core.fast.chunk_worker import FEW
 from cgdr_numba.core.threads import current_threads
 from cgdr_numba.sched.device import host_cache_bytes
 from cgdr_numba.sched.host_plan import LANES, SHARED_COLUMNS
@@ -142,9 +143,10 @@ def test_explain_names_what_matters() -> None:
         "(sequence, key head, V tile); a key head goes with its 2 value heads",
         f"chunks of {FAST_CHUNK} tokens",
         f"scratch of {chunk_bytes(128, 128, 64, 2)} bytes a bin\n",
-        "bin 0: load 614080, 4040 tokens, items (1, 0, 0) .. (0, 0, 0) (5)",
-        "bin 1: load 608000, 4000 tokens, items (0, 0, 1) .. (0, 0, 1) (1)",
-        "balance: mean load / largest load over 2 thread(s) = 0.995",
+        f"takes the token loop where it has up to {FEW}\n",
+        "bin 0: load 611040, 4020 tokens, items (2, 0, 0) .. (0, 0, 0) (3)",
+        "bin 1: load 611040, 4020 tokens, items (2, 0, 1) .. (0, 0, 1) (3)",
+        "balance: mean load / largest load over 2 thread(s) = 1.000",
     ):
         assert part in text
     assert "more than the cache" in plan_of((100,), (1, 1), (1280, 32), cache=2**15).explain()
