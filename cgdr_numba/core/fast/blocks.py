@@ -1,4 +1,4 @@
-"""Blocks of rows on their way into scratch: transposed a register block at a time, fetched ahead.
+"""Blocks of rows on their way into scratch: transposed a register block at a time.
 
 Scratch arrays have room for whole vectors: rows and columns of a block up to the next multiple of 16 are read and
 written along with it, and mean nothing.
@@ -64,41 +64,10 @@ def _emit_transpose(_typing_context: Any, x: Any, y: Any) -> Any:
     return types.void(x, y), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _emit_fetch(_typing_context: Any, words: Any) -> Any:
-    """Ask for the cache lines of elements [m, n, w], row by row, into the second-level cache."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, values[0])
-        sizes, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
-        byte, line = ir.IntType(8).as_pointer(), INDEX(64)
-        kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
-        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        start = builder.bitcast(array.data, byte)
-        n_lines = builder.sdiv(builder.add(builder.mul(sizes[1], strides[1]), INDEX(63)), line)
-        with cgutils.for_range(builder, sizes[0]) as down, cgutils.for_range(builder, n_lines) as across:
-            offset = builder.add(builder.mul(down.index, strides[0]), builder.mul(across.index, line))
-            builder.call(ask, [builder.gep(start, [offset]), SMALL(0), SMALL(2), SMALL(1)])
-        return context.get_dummy_value()
-
-    return types.void(words), generate
-
-
-@kernel
-def _compiled_fetch(words: Words) -> None:
-    """Ask for elements [m, n, w] ahead of their use, where those of a row lie within a few cache lines."""
-    if words.strides[1] == 2 * words.shape[2]:
-        _emit_fetch(words)
-
-
 @kernel
 def _compiled_transpose(x: F32Array, y: F32Array) -> None:
     """Y = X^T; the intrinsic behind an ordinary call."""
     _emit_transpose(x, y)
-
-
-def plain_fetch(words: Words) -> None:
-    """Nothing to do without compiled code."""
 
 
 def plain_transpose(x: F32Array, y: F32Array) -> None:
@@ -110,9 +79,6 @@ _PLAIN = bool(numba.config.DISABLE_JIT)
 transpose = plain_transpose if _PLAIN else _compiled_transpose
 """Y [n, m] = X [m, n]^T."""
 
-
-fetch = plain_fetch if _PLAIN else _compiled_fetch
-"""Ask for elements [m, n, w] ahead of their use; changes no result."""
 
 _swapped = swapped
 

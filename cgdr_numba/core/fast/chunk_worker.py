@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import FAST_CHUNK as C
 from cgdr_numba.core.dims import Dims
-from cgdr_numba.core.fast.blocks import fetch
 from cgdr_numba.core.fast.chunk_arena import ChunkRows, take_chunk_rows
 from cgdr_numba.core.fast.decay import decay_scores, load_gates
 from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
@@ -19,8 +18,6 @@ from cgdr_numba.core.jit import Entry, call_at, kernel
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
-
-_fetch = fetch
 
 FEW = 12
 """Tokens up to which a chunk, so the last one of a sequence, goes through the token loop."""
@@ -75,20 +72,19 @@ def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
     if n > FEW:
         load_pair((q, k), kinds.qkv, how, x.pair, rows.products, x.turn)
         compute_raw_scores(n, dims.dk, x.pair, rows.k_turned, rows.raw)
-        _fetch(s.q[row, end:after, key_head])
-        _fetch(s.k[row, end:after, key_head])
     for i in range(n_shared):
         head, state = key_head * n_shared + i, rows.states[i]
         g, beta = s.g[row, begin:end, head], s.beta[row, begin:end, head]
         done = False
-        if i + 1 < n_shared:
-            _fetch(s.v[row, begin:end, head + 1])
-        else:
-            _fetch(s.v[row, end:after, key_head * n_shared])
+        is_last = i + 1 == n_shared
+        # The next head's values, and meanwhile the next chunk's keys and queries, with the first head.
+        following = s.v[row, end:after, key_head * n_shared] if is_last else s.v[row, begin:end, head + 1]
+        until = after if i == 0 else end
+        next_pair = (s.q[row, end:until, key_head], s.k[row, end:until, key_head])
         if n > FEW and load_gates(g, beta, (kinds.g, kinds.beta), x.gates):
             decay_scores(rows.raw[:n], rows.raw[n : 2 * n], x.gates, x.b, x.m)
-            v, out = s.v[row, begin:end, head], s.out[row, begin:end, head]
-            done = run_head(v, out, kinds.qkv, state, dims.dk, x)
+            at_head = (s.v[row, begin:end, head], s.out[row, begin:end, head], kinds.qkv)
+            done = run_head(at_head, next_pair, following, state, dims.dk, x)
         if not done:
             load_tokens(q, k, kinds.qkv, how, rows.step)
             tile = state[: dims.dk, : s.v.shape[3]]

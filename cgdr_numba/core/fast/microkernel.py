@@ -10,14 +10,19 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from cgdr_numba.core.fast.simd import INDEX, Lanes, instruction_set
+from cgdr_numba.core.fast.simd import INDEX, SMALL, Lanes, instruction_set
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
+Words = NDArray[np.uint16]
+
+LINE_BYTES: Final = 64
+"""A cache line."""
 
 FROM_ZERO: Final = 0
 FROM_C: Final = 1
@@ -33,11 +38,46 @@ def lanes() -> int:
     return instruction_set().lanes
 
 
+class _Ahead:
+    """Emits prefetches of rows of elements, one row of each array with every tile.
+
+    All at once they would hold the buffers that the product's own loads need: that was measured to cost what it won.
+    """
+
+    def __init__(self, builder: Any, arrays: list[Any]) -> None:
+        self.builder, self.count = builder, cgutils.alloca_once_value(builder, INDEX(0))
+        builder.store(INDEX(0), self.count)
+        self.rows = []
+        for array in arrays:
+            shape, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
+            row_bytes = builder.mul(shape[1], strides[1])
+            is_dense = builder.icmp_signed("==", strides[1], builder.mul(shape[2], INDEX(2)))
+            n_rows = builder.select(is_dense, shape[0], INDEX(0))
+            n_lines = builder.sdiv(builder.add(row_bytes, INDEX(LINE_BYTES - 1)), INDEX(LINE_BYTES))
+            start = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+            self.rows.append((start, strides[0], n_rows, n_lines))
+
+    def emit(self) -> None:
+        """Ask for the next row of every array that has one, into the second-level cache."""
+        builder, row = self.builder, self.builder.load(self.count)
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for start, stride, n_rows, n_lines in self.rows:
+            with builder.if_then(builder.icmp_signed("<", row, n_rows)):
+                first = builder.gep(start, [builder.mul(row, stride)])
+                with cgutils.for_range(builder, n_lines) as loop:
+                    place = builder.gep(first, [builder.mul(loop.index, INDEX(LINE_BYTES))])
+                    builder.call(ask, [place, SMALL(0), SMALL(3), SMALL(1)])
+        builder.store(builder.add(row, INDEX(1)), self.count)
+
+
 class _Tile:
     """Emits tiles of one product."""
 
     def __init__(self, builder: Any, given: dict[str, Any], start: int) -> None:
         self.builder, self.given, self.start = builder, given, start
+        self.ahead = _Ahead(builder, given["ahead"]) if given["ahead"] else None
         self.lanes = Lanes(builder, instruction_set().lanes)
 
     def emit(self, row: Any, column: Any, shape: tuple[int, int]) -> None:
@@ -49,6 +89,8 @@ class _Tile:
         a_rows = [builder.gep(given["a"], [builder.mul(i, given["a_row"])]) for i in rows]
         places = [[builder.add(builder.mul(i, given["c_row"]), j) for j in columns] for i in rows]
         sums = [[lanes.variable() for _ in columns] for _ in rows]
+        if self.ahead is not None:
+            self.ahead.emit()
         if self.start != FROM_ZERO:
             self._load_start(rows, places, sums)
         with cgutils.for_range(builder, given["depth"]) as loop:
@@ -107,20 +149,20 @@ def _emit_panel(tile: _Tile, column: Any, shape: tuple[int, int]) -> None:
 
 
 def _product_intrinsic(start: int) -> Any:
-    """Return an intrinsic over the tuple (a [m, depth], b [depth, n], c [m, n], alpha [m])."""
+    """Return an intrinsic over the tuple (a [m, depth], b [depth, n], c [m, n], alpha [m], *ahead [rows, n, w])."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def emitted(_typing_context: Any, operands: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             values = cgutils.unpack_tuple(builder, arguments[0])
-            a, b, c, alpha = (
+            a, b, c, alpha, *ahead = (
                 context.make_array(kind)(context, builder, value) for kind, value in zip(operands, values, strict=True)
             )
 
             def stride(array: Any, axis: int) -> Any:
                 return builder.sdiv(builder.extract_value(array.strides, axis), INDEX(4))
 
-            given = {"a": a.data, "b": b.data, "c": c.data, "alpha": alpha.data}
+            given = {"a": a.data, "b": b.data, "c": c.data, "alpha": alpha.data, "ahead": ahead}
             given |= {"a_row": stride(a, 0), "a_depth": stride(a, 1), "b_row": stride(b, 0), "c_row": stride(c, 0)}
             given["m"], given["n"] = cgutils.unpack_tuple(builder, c.shape)
             given["depth"] = builder.extract_value(b.shape, 0)
@@ -142,6 +184,12 @@ def _compiled_multiply(a: F32Array, b: F32Array, c: F32Array) -> None:
 
 
 @kernel
+def _compiled_multiply_ahead(a: F32Array, b: F32Array, c: F32Array, rows: Words) -> None:
+    """C = A B; the intrinsic behind an ordinary call."""
+    _from_zero((a, b, c, c[0], rows))
+
+
+@kernel
 def _compiled_multiply_onto(a: F32Array, b: F32Array, c: F32Array) -> None:
     """C = C + A B; the intrinsic behind an ordinary call."""
     _from_c((a, b, c, c[0]))
@@ -151,6 +199,14 @@ def _compiled_multiply_onto(a: F32Array, b: F32Array, c: F32Array) -> None:
 def _compiled_multiply_onto_scaled(a: F32Array, b: F32Array, alpha: F32Array, c: F32Array) -> None:
     """C = diag(alpha) C + A B; the intrinsic behind an ordinary call."""
     _from_scaled_c((a, b, c, alpha))
+
+
+@kernel
+def _compiled_multiply_onto_scaled_ahead(
+    a: F32Array, b: F32Array, alpha: F32Array, c: F32Array, rows: Words, more_rows: Words
+) -> None:
+    """C = diag(alpha) C + A B; the intrinsic behind an ordinary call."""
+    _from_scaled_c((a, b, c, alpha, rows, more_rows))
 
 
 def plain_multiply(a: F32Array, b: F32Array, c: F32Array) -> None:
@@ -171,6 +227,20 @@ def plain_multiply_onto_scaled(a: F32Array, b: F32Array, alpha: F32Array, c: F32
     plain_multiply_onto(a, b, c)
 
 
+def plain_multiply_ahead(a: F32Array, b: F32Array, c: F32Array, rows: Words) -> None:
+    """C = A B by NumPy, k ascending."""
+    del rows
+    plain_multiply(a, b, c)
+
+
+def plain_multiply_onto_scaled_ahead(
+    a: F32Array, b: F32Array, alpha: F32Array, c: F32Array, rows: Words, more_rows: Words
+) -> None:
+    """C = diag(alpha) C + A B by NumPy, k ascending."""
+    del rows, more_rows
+    plain_multiply_onto_scaled(a, b, alpha, c)
+
+
 _PLAIN = bool(numba.config.DISABLE_JIT)
 multiply = plain_multiply if _PLAIN else _compiled_multiply
 """C [m, n] = A [m, depth] B [depth, n]."""
@@ -178,3 +248,7 @@ multiply_onto = plain_multiply_onto if _PLAIN else _compiled_multiply_onto
 """C [m, n] = C + A [m, depth] B [depth, n]."""
 multiply_onto_scaled = plain_multiply_onto_scaled if _PLAIN else _compiled_multiply_onto_scaled
 """C [m, n] = diag(alpha [m]) C + A [m, depth] B [depth, n]."""
+multiply_ahead = plain_multiply_ahead if _PLAIN else _compiled_multiply_ahead
+"""`multiply`, which asks for rows of elements [rows, n, w] on its way, for what comes next."""
+multiply_onto_scaled_ahead = plain_multiply_onto_scaled_ahead if _PLAIN else _compiled_multiply_onto_scaled_ahead
+"""`multiply_onto_scaled`, which asks for two arrays' rows of elements [rows, n, w] on its way."""

@@ -1,12 +1,14 @@
 """Phases of a chunk of one value head, or of a V tile of it; every column is independent of the others."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core.fast.blocks import load_block, transpose
 from cgdr_numba.core.fast.chunk_arena import HeadRows
 from cgdr_numba.core.fast.convert import adjacent, narrow_rows, swapped, widen_rows
-from cgdr_numba.core.fast.microkernel import multiply, multiply_onto_scaled
+from cgdr_numba.core.fast.microkernel import multiply_ahead, multiply_onto_scaled_ahead
 from cgdr_numba.core.fast.solve import Triangle, solve
 from cgdr_numba.core.jit import kernel
 
@@ -14,7 +16,7 @@ F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
 
 _load, _transpose, _swapped, _solve = load_block, transpose, swapped, solve
-_multiply, _multiply_onto_scaled = multiply, multiply_onto_scaled
+_multiply_ahead, _update = multiply_ahead, multiply_onto_scaled_ahead
 
 
 @kernel
@@ -49,15 +51,16 @@ def store_state(state: F32Array, form: tuple[int, bool], tile: tuple[int, int], 
 
 
 @kernel
-def run_head(v: Words, out: Words, kind: int, state: F32Array, dk: int, x: HeadRows) -> bool:
+def run_head(at: Any, next_pair: tuple[Words, Words], next_v: Words, state: F32Array, dk: int, x: HeadRows) -> bool:
     """All phases of one value head's chunk after its scores; returns False, and leaves the state, where it overflows.
 
     K S and Q S into through; V, U and O by `solve`; out = O; S = e^G_last S + K^T (e^(G_last - G) U). Reads pair, b, m,
-    gates; v and out are [r, n, w].
+    gates; `at` is (v, out, kind), v and out being [r, n, w]. Rows of the next q and k, and v, are fetched meanwhile.
     """
+    v, out, kind = at
     n, columns, gates = v.shape[0], v.shape[1], x.gates
     _load(v, kind, x.u, x.turn)
-    _multiply(x.pair[: 2 * n, :dk], state[:dk], x.through[: 2 * n])
+    _multiply_ahead(x.pair[: 2 * n, :dk], state[:dk], x.through[: 2 * n], next_v)
     u, through = x.u[:n, :columns], x.through[: 2 * n, :columns]
     if not _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u)):
         return False
@@ -65,5 +68,6 @@ def run_head(v: Words, out: Words, kind: int, state: F32Array, dk: int, x: HeadR
     left = gates.decay[n - 1]
     for d in range(dk):
         x.all_decay[d] = left
-    _multiply_onto_scaled(x.pair[:n, :dk].T, x.u[:n], x.all_decay[:dk], state[:dk])
+    k_turned = x.pair[:n, :dk].T
+    _update(k_turned, x.u[:n], x.all_decay[:dk], state[:dk], next_pair[0], next_pair[1])
     return True
