@@ -23,6 +23,8 @@ Words = NDArray[np.uint16]
 
 LINE_BYTES: Final = 64
 """A cache line."""
+CHANNELS_A_TILE: Final = 8
+"""Rows that are fetched with a tile where they are channels: a chunk's tokens lie in one or two lines of each."""
 
 FROM_ZERO: Final = 0
 FROM_C: Final = 1
@@ -47,29 +49,38 @@ class _Ahead:
     def __init__(self, builder: Any, arrays: list[Any]) -> None:
         self.builder, self.count = builder, cgutils.alloca_once_value(builder, INDEX(0))
         builder.store(INDEX(0), self.count)
-        self.rows = []
-        for array in arrays:
-            shape, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
-            row_bytes = builder.mul(shape[1], strides[1])
-            is_dense = builder.icmp_signed("==", strides[1], builder.mul(shape[2], INDEX(2)))
-            n_rows = builder.select(is_dense, shape[0], INDEX(0))
-            n_lines = builder.sdiv(builder.add(row_bytes, INDEX(LINE_BYTES - 1)), INDEX(LINE_BYTES))
-            start = builder.bitcast(array.data, ir.IntType(8).as_pointer())
-            self.rows.append((start, strides[0], n_rows, n_lines))
+        self.rows = [self._rows_of(array) for array in arrays]
+
+    def _rows_of(self, array: Any) -> tuple[Any, ...]:
+        """(address, stride, rows, lines of a row, rows a tile): of tokens, or of channels where tokens are adjacent."""
+        builder = self.builder
+        shape, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
+        element = builder.mul(shape[2], INDEX(2))
+        by_token, by_channel = (builder.icmp_signed("==", stride, element) for stride in (strides[1], strides[0]))
+        n_rows = builder.select(by_token, shape[0], builder.select(by_channel, shape[1], INDEX(0)))
+        row_bytes = builder.mul(element, builder.select(by_token, shape[1], shape[0]))
+        n_lines = builder.add(builder.sdiv(builder.sub(row_bytes, INDEX(1)), INDEX(LINE_BYTES)), INDEX(1))
+        stride = builder.select(by_token, strides[0], strides[1])
+        start = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+        return start, stride, n_rows, n_lines, builder.select(by_token, INDEX(1), INDEX(CHANNELS_A_TILE))
 
     def emit(self) -> None:
-        """Ask for the next row of every array that has one, into the second-level cache."""
-        builder, row = self.builder, self.builder.load(self.count)
+        """Ask for the next rows of every array that has some, into the first-level cache."""
+        builder, step = self.builder, self.builder.load(self.count)
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for start, stride, n_rows, n_lines in self.rows:
-            with builder.if_then(builder.icmp_signed("<", row, n_rows)):
-                first = builder.gep(start, [builder.mul(row, stride)])
-                with cgutils.for_range(builder, n_lines) as loop:
-                    place = builder.gep(first, [builder.mul(loop.index, INDEX(LINE_BYTES))])
-                    builder.call(ask, [place, SMALL(0), SMALL(3), SMALL(1)])
-        builder.store(builder.add(row, INDEX(1)), self.count)
+        for start, stride, n_rows, n_lines, n_together in self.rows:
+            row = builder.mul(step, n_together)
+            with (
+                builder.if_then(builder.icmp_signed("<", row, n_rows)),
+                cgutils.for_range(builder, n_together) as rows,
+                cgutils.for_range(builder, n_lines) as lines,
+            ):
+                first = builder.mul(builder.add(row, rows.index), stride)
+                offset = builder.add(first, builder.mul(lines.index, INDEX(LINE_BYTES)))
+                builder.call(ask, [builder.gep(start, [offset]), SMALL(0), SMALL(3), SMALL(1)])
+        builder.store(builder.add(step, INDEX(1)), self.count)
 
 
 class _Tile:
