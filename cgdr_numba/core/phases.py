@@ -164,7 +164,7 @@ FAST_PHASES: Final = (
         ("prepare_decay_and_exp", "compute_scores", "compute_attn_cached", "compute_attn_reread"),
     ),
     FastPhase("load_block", "blocks", "value head", "V = v", ("load_v",)),
-    FastPhase("multiply", "microkernel", "value head", "K S; Q S", (), ("compute_v_new", "compute_attn_inter")),
+    FastPhase("multiply_ahead", "microkernel", "value head", "K S; Q S", (), ("compute_v_new", "compute_attn_inter")),
     FastPhase(
         "solve",
         "solve",
@@ -181,7 +181,7 @@ FAST_PHASES: Final = (
     ),
     FastPhase("narrow_rows", "convert", "value head", "out = O", ("write_attn_tile",)),
     FastPhase(
-        "multiply_onto_scaled",
+        "multiply_onto_scaled_ahead",
         "microkernel",
         "value head",
         "S = E_last S + K^T (e^(G_last - G) U)",
@@ -190,7 +190,7 @@ FAST_PHASES: Final = (
     FastPhase("store_state", "phases_v", "item", "state = S^T", ("write_final_state",)),
 )
 """The steps of fast in their order, by functions in `core.fast`. U is the kernel's VN; the steps from `load_block` to
-`multiply_onto_scaled` are one function, `run_head`. A key head's steps run once for all of its value heads."""
+`multiply_onto_scaled_ahead` are one function, `run_head`. A key head's steps run once for all of its value heads."""
 
 FAST_NEVER_FORMS: Final = {
     "compute_k_beta": "beta is a factor on the rows of B and of K S",

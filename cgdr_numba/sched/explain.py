@@ -69,8 +69,10 @@ def _host_lines(plan: "HostPlan") -> "Iterator[str]":
     yield f"host: at most {plan.n_threads} thread(s), {plan.cache_bytes} bytes of cache a core"
     yield (f"T {dims.n_tokens} in {dims.n_sequences} sequences, Hk {dims.hk}, Hv {dims.hv}, Dk {dims.dk}, Dv {dims.dv}")
     yield f"width {plan.width}: {plan.n_v_tiles} V tile(s) a head, each an item of its own"
-    heads = "its value head" if n_shared == 1 else f"its {n_shared} value heads"
-    yield f"items are (sequence, key head, V tile); a key head goes with {heads}"
+    yield (
+        f"items are (sequence, key head, part); a part is a V tile of {plan.n_together} of the key head's {n_shared} "
+        "value head(s)"
+    )
     yield f"chunks of {FAST_CHUNK} tokens; the last one of a sequence takes the token loop where it has up to {FEW}"
     over = "" if plan.arena_bytes <= plan.cache_bytes else ": more than the cache, and no V tile is narrower"
     yield f"scratch of {plan.arena_bytes} bytes a bin{over}"
@@ -84,7 +86,7 @@ def _host_bin_lines(plan: "HostPlan") -> "Iterator[str]":
         n_items = plan.bin_ptr[b + 1] - plan.bin_ptr[b]
         yield f"bin {b}: load {load}, {tokens} tokens, items {_item_name(first)} .. {_item_name(last)} ({n_items})"
     if loads:
-        yield "load: tokens x columns of the value heads, and columns for the work that these share"
+        yield "load: tokens x columns of the value heads, and columns for what heads and items cost by themselves"
         yield f"balance: mean load / largest load over {plan.n_threads} thread(s) = {plan.balance():.3f}"
     else:
         yield "no bins: no tokens"

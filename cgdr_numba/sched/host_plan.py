@@ -1,4 +1,4 @@
-"""Plans of the fast backend: V tiles, (sequence, key head, V tile) items and bins for threads of the host."""
+"""Plans of the fast backend: V tiles, (sequence, key head, part) items and bins for threads of the host."""
 
 import functools
 import heapq
@@ -22,17 +22,28 @@ from cgdr_numba.sched.steps import StepPlan, plan_steps
 
 LANES = 16
 """V tiles are whole vectors of the widest instruction set, so that they are the same everywhere."""
-SHARED_COLUMNS = 24
-"""What an item computes once for all of its value heads costs about as much as so many columns of one of them."""
+SHARED_COLUMNS = 10
+"""What an item computes once for its value heads costs about as much as so many columns of one of them."""
+HEAD_COLUMNS = 6
+"""The same for what it computes once for each of its value heads."""
 GOOD_ENOUGH = 1.02
-"""More tiles are taken only where the fullest bin gets lighter by this factor: each repeats the shared work."""
+"""Smaller items are taken only where the fullest bin gets lighter by this factor: each repeats the shared work."""
+
+
+class Cut(NamedTuple):
+    """How the value columns of a key head are cut into parts."""
+
+    n_together: int
+    """Value heads of a part."""
+    width: int
+    """Columns of its V tile, a multiple of 16."""
 
 
 class Work(NamedTuple):
     """Items in bins."""
 
     items: NDArray[np.int64]
-    """[n, 3]: sequence, key head, V tile."""
+    """[n, 3]: sequence, key head, part."""
     bin_ptr: NDArray[np.int64]
     """CSR pointers [n_bins + 1] into items."""
     heaviest: int
@@ -55,10 +66,12 @@ class HostPlan:
     """Bins that there may be at the most."""
     cache_bytes: int
     """Fast memory of a core, which a bin's scratch should fit into."""
+    n_together: int
+    """Value heads of an item, as far as its key head has so many left."""
     width: int
     """Columns of a V tile, a multiple of 16."""
     items: NDArray[np.int64]
-    """[n, 3]: sequence, key head, V tile; the value heads of a key head go with it."""
+    """[n, 3]: sequence, key head, part; a part is a group of value heads and a V tile, which goes fastest."""
     bin_ptr: NDArray[np.int64]
     """CSR pointers [n_bins + 1] into items."""
     arena_bytes: int
@@ -83,9 +96,10 @@ class HostPlan:
     def bin_loads(self) -> list[int]:
         """Return every bin's load: tokens of its items times their columns.
 
-        The columns of an item are those of its V tile in all of its value heads, and 24 for the work that these share.
+        The columns of an item are those of its V tile in all of its value heads, 6 more for each of them, and 10 for
+        the work that they share.
         """
-        return _sums(_item_loads(*self.key, self.width, self.items), self.bin_ptr)
+        return _sums(_item_loads(*self.key, Cut(self.n_together, self.width), self.items), self.bin_ptr)
 
     def balance(self) -> float:
         """Return mean load / largest load over the threads; 1 is perfect."""
@@ -103,6 +117,7 @@ class HostPlan:
             "dims": self.key.dims._asdict(),
             "lengths": list(self.key.lengths),
             "chunk": FAST_CHUNK,
+            "n_together": self.n_together,
             "width": self.width,
             "n_v_tiles": self.n_v_tiles,
             "arena_bytes": self.arena_bytes,
@@ -121,28 +136,36 @@ class HostPlan:
 def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int) -> HostPlan:
     """Return the plan for at most n_bins bins whose scratch fits into fast_bytes of cache where it can.
 
-    The widest tile that fits comes first; narrower ones are for filling more bins evenly.
+    The largest items that fit come first; smaller ones are for filling more bins evenly.
     """
-    n_shared, widest = dims.hv // dims.hk, ceil_to(dims.dv, LANES)
-    while widest > LANES and chunk_bytes(dims.dk, dims.dv, widest, n_shared) > fast_bytes:
-        widest = ceil_to(widest // 2, LANES)
-    best, best_width = _work(dims, lengths, widest, n_bins), widest
-    width = widest
-    while n_bins > 1 and width > LANES:
-        width = ceil_to(width // 2, LANES)
-        work = _work(dims, lengths, width, n_bins)
+    cuts = _cuts(dims)
+    fitting = [cut for cut in cuts if chunk_bytes(dims.dk, dims.dv, cut.width, cut.n_together) <= fast_bytes]
+    best_cut = fitting[0] if fitting else cuts[-1]
+    best = _work(dims, lengths, best_cut, n_bins)
+    for cut in fitting[1:] if n_bins > 1 else ():
+        work = _work(dims, lengths, cut, n_bins)
         if work.heaviest * GOOD_ENOUGH < best.heaviest:
-            best, best_width = work, width
+            best, best_cut = work, cut
     return HostPlan(
         key=HostKey(dims, lengths),
         n_threads=n_bins,
         cache_bytes=fast_bytes,
-        width=best_width,
+        n_together=best_cut.n_together,
+        width=best_cut.width,
         items=best.items,
         bin_ptr=best.bin_ptr,
-        arena_bytes=chunk_bytes(dims.dk, dims.dv, best_width, n_shared),
+        arena_bytes=chunk_bytes(dims.dk, dims.dv, best_cut.width, best_cut.n_together),
         steps=plan_steps(dims, lengths, n_bins),
     )
+
+
+def _cuts(dims: Dims) -> list[Cut]:
+    """Return the ways to cut, from whole key heads by halves to single value heads, then to V tiles of 16 columns."""
+    cuts = [Cut(dims.hv // dims.hk, ceil_to(dims.dv, LANES))]
+    while cuts[-1] != Cut(1, LANES):
+        n_together, width = cuts[-1]
+        cuts.append(Cut(ceil_div(n_together, 2), width) if n_together > 1 else Cut(1, ceil_to(width // 2, LANES)))
+    return cuts
 
 
 def make_host_plan(op: str, dims: Dims, lengths: object, *, target: object = None, threads: object = None) -> HostPlan:
@@ -152,7 +175,7 @@ def make_host_plan(op: str, dims: Dims, lengths: object, *, target: object = Non
         raise DtypeError(f"{op}: `threads` must be an integer or None, got {threads!r}")
     if threads is not None and threads < 1:
         raise checks.error(f"`threads` must be at least 1, got {threads}")
-    columns = dims.hk * SHARED_COLUMNS * ceil_div(dims.dv, LANES) + dims.hv * dims.dv
+    columns = dims.hv * (SHARED_COLUMNS + HEAD_COLUMNS) * ceil_div(dims.dv, LANES) + dims.hv * dims.dv
     if dims.n_tokens * columns > MAX_LOAD:
         raise checks.error(f"`lengths` must sum to at most 2^62 / (columns of all items), got {dims.n_tokens}")
     if target is None:
@@ -163,15 +186,15 @@ def make_host_plan(op: str, dims: Dims, lengths: object, *, target: object = Non
     return plan_host(dims, sizes, n_bins if threads is None else int(threads), fast_bytes)
 
 
-def _work(dims: Dims, lengths: tuple[int, ...], width: int, n_bins: int) -> Work:
+def _work(dims: Dims, lengths: tuple[int, ...], cut: Cut, n_bins: int) -> Work:
     """Return items in bins by the greedy rule, in the order of items whose fullest bin is lightest.
 
     The rule closes a bin once it reaches the average, so the order decides how far a bin is overfilled.
     """
-    tiles = np.arange(ceil_div(dims.dv, width))
-    grid = np.meshgrid(np.flatnonzero(np.array(lengths, np.int64)), np.arange(dims.hk), tiles, indexing="ij")
+    parts = np.arange(ceil_div(dims.hv // dims.hk, cut.n_together) * ceil_div(dims.dv, cut.width))
+    grid = np.meshgrid(np.flatnonzero(np.array(lengths, np.int64)), np.arange(dims.hk), parts, indexing="ij")
     items = np.ascontiguousarray(np.stack([axis.ravel() for axis in grid], axis=1).astype(np.int64))
-    loads = _item_loads(dims, lengths, width, items)
+    loads = _item_loads(dims, lengths, cut, items)
     best = _fill(items, loads, n_bins)
     if n_bins > 1:
         evened = _evened_order(loads, min(n_bins, len(loads)))
@@ -202,10 +225,11 @@ def _evened_order(loads: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
     return np.array([item for b in order for item in reversed(bins[b])], np.int64)
 
 
-def _item_loads(dims: Dims, lengths: tuple[int, ...], width: int, items: NDArray[np.int64]) -> NDArray[np.int64]:
+def _item_loads(dims: Dims, lengths: tuple[int, ...], cut: Cut, items: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the load of every item: its tokens times its columns, those for shared work among them."""
-    of_tile = np.minimum(width, dims.dv - width * items[:, 2])
-    columns = of_tile * (dims.hv // dims.hk) + SHARED_COLUMNS
+    group, tile = np.divmod(items[:, 2], ceil_div(dims.dv, cut.width))
+    n_heads = np.minimum(cut.n_together, dims.hv // dims.hk - cut.n_together * group)
+    columns = n_heads * (np.minimum(cut.width, dims.dv - cut.width * tile) + HEAD_COLUMNS) + SHARED_COLUMNS
     loads: NDArray[np.int64] = np.array(lengths, np.int64)[items[:, 0]] * columns
     return loads
 

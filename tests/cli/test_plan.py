@@ -6,6 +6,7 @@ import pytest
 
 from cgdr_numba.core.threads import current_threads
 from cgdr_numba.sched.device import usable_cores
+from cgdr_numba.sched.host_plan import HEAD_COLUMNS, SHARED_COLUMNS
 from cgdr_numba.sched.plan import REVISION
 from commands import Answer, cgdr, misused, refused
 from small_call import LENGTHS
@@ -94,7 +95,10 @@ def test_fast_on_the_host() -> None:
     text = cgdr("plan", "--backend", "fast", "--lengths", "512,8", *SIZES, "--cores", 2, "--ub", 2**20).out
     assert "host: at most 2 thread(s), 1048576 bytes of cache a core" in text
     assert "width 128: 1 V tile(s) a head" in text
-    assert "bin 1: load 1164800, 4160 tokens, items (1, 15, 0) .. (0, 1, 0) (16)" in text
+    assert (
+        f"bin 1: load {4160 * (2 * (128 + HEAD_COLUMNS) + SHARED_COLUMNS)}, 4160 tokens, items (1, 15, 0) .. (0, 1, 0) (16)"
+        in text
+    )
     assert "= 1.000" in text
     assert REVISION not in text
 
@@ -105,7 +109,8 @@ def test_fast_as_json(call_path: Path) -> None:
     assert {tuple(item[:2]) for one in made["bins"] for item in one["items"]} == {(0, 0), (2, 0)}
     sizes = ("--lengths", 4096, "--nk", 1, "--nv", 2, "--dk", 128, "--dv", 128)
     made = cgdr("plan", *sizes, "--backend", "fast", "--cores", 2, "--ub", 2**20, "--json").json
-    assert (made["width"], made["n_v_tiles"], [one["load"] for one in made["bins"]]) == (64, 2, [622592, 622592])
+    assert (made["n_together"], made["width"], made["n_v_tiles"]) == (1, 128, 1)
+    assert [one["load"] for one in made["bins"]] == [4096 * (128 + HEAD_COLUMNS + SHARED_COLUMNS)] * 2
     for target, threads in (("host", usable_cores()), ("310p", 8)):
         assert cgdr("plan", *sizes, "--backend", "fast", "--target", target, "--json").json["threads"] == threads
 

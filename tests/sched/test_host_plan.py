@@ -14,7 +14,7 @@ from cgdr_numba.core.fast.chunk_arena import chunk_bytes
 from cgdr_numba.core.fast.chunk_worker import FEW
 from cgdr_numba.core.threads import current_threads
 from cgdr_numba.sched.device import host_cache_bytes
-from cgdr_numba.sched.host_plan import LANES, SHARED_COLUMNS
+from cgdr_numba.sched.host_plan import HEAD_COLUMNS, LANES, SHARED_COLUMNS
 from judge import assert_same_bits, run_fla
 from reference import make_case
 
@@ -31,6 +31,15 @@ def plan_of(
     return plan_chunk(Dims(sum(lengths), len(lengths), *heads, *dims), lengths, backend="fast", target=device)
 
 
+def places_of(plan: HostPlan, part: int) -> list[tuple[int, int]]:
+    """The (value head of the key head, column) that a part covers."""
+    dims = plan.key.dims
+    group, tile = divmod(part, plan.n_v_tiles)
+    n_shared = dims.hv // dims.hk
+    heads = range(group * plan.n_together, min((group + 1) * plan.n_together, n_shared))
+    return [(h, c) for h in heads for c in range(tile * plan.width, min((tile + 1) * plan.width, dims.dv))]
+
+
 lengths_lists = st.lists(st.integers(0, 300), max_size=7).map(tuple)
 heads_pairs = st.tuples(st.integers(1, 6), st.integers(1, 4)).map(lambda pair: (pair[0], pair[0] * pair[1]))
 dims_pairs = st.tuples(st.integers(1, 300), st.integers(1, 300))
@@ -45,9 +54,9 @@ def test_every_item_lies_in_exactly_one_bin_and_every_column_in_one_tile(lengths
     present = [n for n, length in enumerate(lengths) if length]
     assert {item[:2] for item in listed} == {(n, head) for n in present for head in range(heads[0])}
     for n, head in {item[:2] for item in listed}:
-        tiles = sorted(tile for m, h, tile in listed if (m, h) == (n, head))
-        columns = [c for tile in tiles for c in range(tile * plan.width, min((tile + 1) * plan.width, dims[1]))]
-        assert columns == list(range(dims[1]))
+        parts = sorted(part for m, h, part in listed if (m, h) == (n, head))
+        covered = [place for part in parts for place in places_of(plan, part)]
+        assert sorted(covered) == [(h, c) for h in range(heads[1] // heads[0]) for c in range(dims[1])]
     assert plan.n_bins <= threads
     assert all(begin < end for begin, end in pairwise(plan.bin_ptr))
 
@@ -57,19 +66,21 @@ def test_scratch_fits_the_cache_or_the_tile_is_the_narrowest(lengths, heads, dim
     plan, n_shared = plan_of(lengths, heads, dims, threads, cache), heads[1] // heads[0]
     assert plan.width % LANES == 0
     assert plan.width <= ceil_to(dims[1], LANES)
-    assert plan.arena_bytes == chunk_bytes(*dims, plan.width, n_shared)
-    assert plan.arena_bytes <= cache or plan.width == LANES
+    assert 1 <= plan.n_together <= n_shared
+    assert plan.n_together == 1 or plan.width == ceil_to(dims[1], LANES), "heads are parted before their columns"
+    assert plan.arena_bytes == chunk_bytes(*dims, plan.width, plan.n_together)
+    assert plan.arena_bytes <= cache or (plan.n_together, plan.width) == (1, LANES)
     if threads == 1 and plan.width < ceil_to(dims[1], LANES):
-        assert chunk_bytes(*dims, 2 * plan.width, n_shared) > cache, "one thread takes the widest tile that fits"
+        assert chunk_bytes(*dims, 2 * plan.width, 1) > cache, "one thread takes the widest tile that fits"
 
 
 @given(lengths_lists, heads_pairs, dims_pairs, st.integers(1, 9))
 def test_loads_are_tokens_times_columns_and_bins_close_at_the_average(lengths, heads, dims, threads) -> None:
     plan = plan_of(lengths, heads, dims, threads)
-    n_shared, dv = heads[1] // heads[0], dims[1]
     of_items = [
-        lengths[n] * (n_shared * len(range(tile * plan.width, min((tile + 1) * plan.width, dv))) + SHARED_COLUMNS)
-        for n, _, tile in plan.items.tolist()
+        lengths[n] * (len(places) + HEAD_COLUMNS * len({h for h, _ in places}) + SHARED_COLUMNS)
+        for n, _, part in plan.items.tolist()
+        for places in [places_of(plan, part)]
     ]
     bins = [of_items[begin:end] for begin, end in pairwise(plan.bin_ptr)]
     assert plan.bin_loads() == [sum(loads) for loads in bins]
@@ -94,7 +105,8 @@ def test_one_key_head_is_cut_into_equal_bins() -> None:
     plan = plan_of((4096,), (1, 2))
     first, second = plan.bin_loads()
     assert first == second
-    assert (plan.n_v_tiles, plan.balance()) == (2, 1.0)
+    assert (plan.n_together, plan.n_v_tiles, plan.balance()) == (1, 1, 1.0), "a value head each"
+    assert plan_of((4096,), (1, 1)).n_v_tiles == 2
 
 
 def test_a_single_thread_takes_all_in_the_callers_order() -> None:
@@ -139,13 +151,13 @@ def test_explain_names_what_matters() -> None:
         "no bit of the results",
         "at most 2 thread(s), 1048576 bytes of cache",
         "T 4020 in 3 sequences, Hk 1, Hv 2, Dk 128, Dv 128",
-        "width 64: 2 V tile(s) a head",
-        "(sequence, key head, V tile); a key head goes with its 2 value heads",
+        "width 128: 1 V tile(s) a head",
+        "(sequence, key head, part); a part is a V tile of 1 of the key head's 2 value head(s)",
         f"chunks of {FAST_CHUNK} tokens",
-        f"scratch of {chunk_bytes(128, 128, 64, 2)} bytes a bin\n",
+        f"scratch of {chunk_bytes(128, 128, 128, 1)} bytes a bin\n",
         f"takes the token loop where it has up to {FEW}\n",
-        "bin 0: load 611040, 4020 tokens, items (2, 0, 0) .. (0, 0, 0) (3)",
-        "bin 1: load 611040, 4020 tokens, items (2, 0, 1) .. (0, 0, 1) (3)",
+        "bin 0: load 578880, 4020 tokens, items (2, 0, 0) .. (0, 0, 0) (3)",
+        "bin 1: load 578880, 4020 tokens, items (2, 0, 1) .. (0, 0, 1) (3)",
         "balance: mean load / largest load over 2 thread(s) = 1.000",
     ):
         assert part in text
@@ -162,6 +174,7 @@ def test_as_dict_has_the_plan() -> None:
         "dims": {"n_tokens": 104, "n_sequences": 3, "hk": 2, "hv": 4, "dk": 64, "dv": 32},
         "lengths": [100, 0, 4],
         "chunk": FAST_CHUNK,
+        "n_together": 2,
         "width": 32,
         "n_v_tiles": 1,
         "arena_bytes": chunk_bytes(64, 32, 32, 2),
@@ -169,7 +182,7 @@ def test_as_dict_has_the_plan() -> None:
             {
                 "bin": 0,
                 "tokens": 208,
-                "load": 208 * (2 * 32 + SHARED_COLUMNS),
+                "load": 208 * (2 * (32 + HEAD_COLUMNS) + SHARED_COLUMNS),
                 "items": [[0, 0, 0], [0, 1, 0], [2, 0, 0], [2, 1, 0]],
             }
         ],

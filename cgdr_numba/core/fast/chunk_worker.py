@@ -60,26 +60,27 @@ class Call(NamedTuple):
 
 @kernel
 def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
-    """One chunk of all value heads of a key head; v and out hold the columns of a V tile.
+    """One chunk of some value heads of a key head; v and out hold the columns of a V tile.
 
-    `at` is (batch row, begin, end, end of the next chunk, key head): what comes next is fetched meanwhile.
+    `at` is (batch row, begin, end, end of the next chunk, key head, first value head, end of value heads): what comes
+    next is fetched meanwhile.
     Few tokens, and heads whose numbers leave float32 or what differences of gates hold, take the token loop.
     """
     dims, kinds, how = call.dims, call.kinds, call.how
-    row, begin, end, after, key_head = at
-    n_shared, n, x = dims.hv // dims.hk, end - begin, rows.head
+    row, begin, end, after, key_head, first_head, end_head = at
+    n, x = end - begin, rows.head
     q, k = s.q[row, begin:end, key_head], s.k[row, begin:end, key_head]
     if n > FEW:
         load_pair((q, k), kinds.qkv, how, x.pair, rows.products, x.turn)
         compute_raw_scores(n, dims.dk, x.pair, rows.k_turned, rows.raw)
-    for i in range(n_shared):
-        head, state = key_head * n_shared + i, rows.states[i]
+    for head in range(first_head, end_head):
+        state = rows.states[head - first_head]
         g, beta = s.g[row, begin:end, head], s.beta[row, begin:end, head]
         done = False
-        is_last = i + 1 == n_shared
+        is_last = head + 1 == end_head
         # The next head's values, and meanwhile the next chunk's keys and queries, with the first head.
-        following = s.v[row, end:after, key_head * n_shared] if is_last else s.v[row, begin:end, head + 1]
-        until = after if i == 0 else end
+        following = s.v[row, end:after, first_head] if is_last else s.v[row, begin:end, head + 1]
+        until = after if head == first_head else end
         next_pair = (s.q[row, end:until, key_head], s.k[row, end:until, key_head])
         if n > FEW and load_gates(g, beta, (kinds.g, kinds.beta), x.gates):
             decay_scores(rows.raw[:n], rows.raw[n : 2 * n], x.gates, x.b, x.m)
@@ -111,31 +112,34 @@ def _run_bin(
     is_v_first: bool,
     scale: np.float32,
     width: int,
+    n_together: int,
     arenas: F32Array,
     out: Words,
     final_state: Words,
 ) -> None:
-    """All items [n, 3] (sequence, key head, V tile of `width` columns) of bin b, one after another, in one arena.
+    """All items [n, 3] (sequence, key head, part) of bin b, one after another, in one arena.
 
-    state and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first.
+    A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
+    and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first.
     """
     call = Call(dims, kinds, (normalise, scale), is_v_first)
-    n_shared = dims.hv // dims.hk
-    rows = take_chunk_rows(arenas[b], (dims.dk, dims.dv), width, n_shared)
+    n_shared, n_tiles = dims.hv // dims.hk, (dims.dv + width - 1) // width
+    rows = take_chunk_rows(arenas[b], (dims.dk, dims.dv), width, n_together)
     for i in range(bin_ptr[b], bin_ptr[b + 1]):
-        n, key_head, c0 = items[i, 0], items[i, 1], items[i, 2] * width
-        c1 = min(c0 + width, dims.dv)
+        n, key_head, group, c0 = items[i, 0], items[i, 1], items[i, 2] // n_tiles, items[i, 2] % n_tiles * width
+        c1, first_head = min(c0 + width, dims.dv), key_head * n_shared + group * n_together
+        end_head = min(first_head + n_together, (key_head + 1) * n_shared)
         operands = ChunkOperands(q, k, v[:, :, :, c0:c1], g, beta, out[:, :, :, c0:c1])
-        for s in range(n_shared):
-            words = state[n, key_head * n_shared + s]
-            load_state(words, (kinds.state, is_v_first), (c0, c1), rows.states[s], rows.head.turn)
+        form, final_form = (kinds.state, is_v_first), (kinds.final_state, is_v_first)
+        for head in range(first_head, end_head):
+            load_state(state[n, head], form, (c0, c1), rows.states[head - first_head], rows.head.turn)
         stop = start[n] + length[n]
         for begin in range(start[n], stop, C):
-            at = (row[n], begin, min(begin + C, stop), min(begin + 2 * C, stop), key_head)
+            at = (row[n], begin, min(begin + C, stop), min(begin + 2 * C, stop), key_head, first_head, end_head)
             run_chunk(at, operands, call, rows)
-        for s in range(n_shared):
-            words = final_state[n, key_head * n_shared + s]
-            store_state(rows.states[s], (kinds.final_state, is_v_first), (c0, c1), words, rows.head.turn)
+        for head in range(first_head, end_head):
+            words = final_state[n, head]
+            store_state(rows.states[head - first_head], final_form, (c0, c1), words, rows.head.turn)
 
 
 def _walk(
@@ -158,6 +162,7 @@ def _walk(
     is_v_first: bool,
     scale: np.float32,
     width: int,
+    n_together: int,
     arenas: F32Array,
     out: Words,
     final_state: Words,
@@ -182,6 +187,7 @@ def _walk(
             is_v_first,
             scale,
             width,
+            n_together,
             arenas,
             out,
             final_state,
@@ -205,6 +211,7 @@ def _argument_types() -> tuple[Any, ...]:
         types.boolean,
         types.boolean,
         types.float32,
+        types.int64,
         types.int64,
         types.Array(types.float32, 2, "C"),
         any_array(word, 5, readonly=False),

@@ -101,6 +101,7 @@ def run_chunks(
         problem.state_v_first,
         single(problem.scale),
         plan.width,
+        plan.n_together,
         memory.scratch(plan.n_bins, plan.arena_bytes),
         as_words(out),
         as_words(final),

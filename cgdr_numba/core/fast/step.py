@@ -109,23 +109,25 @@ def _make_run_tokens(passes: Passes, key_axis: int) -> Callable[..., None]:
         """
         kind, g_kind, beta_kind = x.kinds
         row, begin, n_tokens, head = place
+        columns = x.v.shape[3]
+        delta, m, p = rows.delta[:columns], rows.m[:columns], rows.p[:columns]
         dk = source.shape[key_axis]
         decay = np.float32(_exp64(np.float64(widen(x.g[row, begin, head], g_kind))))
-        read(source, rows.k[0, :dk], rows.q[0, :dk], rows.m, rows.p)
+        read(source, rows.k[0, :dk], rows.q[0, :dk], m, p)
         for i in range(n_tokens):
             t = begin + i
-            widen_row(x.v[row, t, head], kind, rows.delta)
+            widen_row(x.v[row, t, head], kind, delta)
             beta = widen(x.beta[row, t, head], beta_kind)
-            finish_token(decay, beta, rows.kq[i], rows.delta, rows.m, rows.p)
-            narrow_row(rows.p, kind, x.out[row, t, head])
+            finish_token(decay, beta, rows.kq[i], delta, m, p)
+            narrow_row(p, kind, x.out[row, t, head])
             k = rows.k[i, :dk]
             if i + 1 == n_tokens:
-                update(source, decay, k, rows.delta, state)
+                update(source, decay, k, delta, state)
             else:
                 # The next decay's exp is on its way while this token's pass runs.
                 next_decay = np.float32(_exp64(np.float64(widen(x.g[row, t + 1, head], g_kind))))
                 k_next, q_next = rows.k[i + 1, :dk], rows.q[i + 1, :dk]
-                update_and_read(source, decay, k, rows.delta, k_next, q_next, state, rows.m, rows.p)
+                update_and_read(source, decay, k, delta, k_next, q_next, state, m, p)
                 decay = next_decay
             source = state
 
