@@ -14,6 +14,7 @@ from cgdr_numba import (
     plan_chunk,
 )
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.sched.host_plan import plan_host
 
 T, HK, HV, DK, DV = 7, 2, 4, 3, 6
 DIMS = Dims(T, 2, HK, HV, DK, DV)
@@ -248,9 +249,17 @@ def target(family: Family, call: Arguments, rng: Rng) -> Break:
 
 
 def small_device(family: Family, call: Arguments, rng: Rng) -> Break:
-    """A device that no tile fits; golden has no use for any device."""
+    """A device that no tile fits; golden has no use for any device, and fast makes do with every one."""
+    if call["backend"] == "fast":
+        return no_device(rng)
     n_bytes = int(rng.integers(1, 50_000))
     return Break({"target": DeviceSpec("small", 1, n_bytes)}, str(n_bytes), ("backend",))
+
+
+def no_device(rng: Rng) -> Break:
+    """What only looks like a device."""
+    value = pick(rng, [DeviceSpec, ("small", 1, 50_000), {"cores": 1, "ub_bytes": 50_000}])
+    return Break({"target": value}, repr(value), ("backend",))
 
 
 def threads(family: Family, call: Arguments, rng: Rng) -> Break:
@@ -273,7 +282,17 @@ def plan_of_another_call(family: Family, call: Arguments, rng: Rng) -> Break:
             (DIMS._replace(n_sequences=1), (7,), "float32"),
         ],
     )
+    if call["backend"] == "fast":
+        return plan_of_another_call_on_fast(rng, dims, sizes, dtype)
     plan = plan_chunk(dims, sizes, dtype=dtype)
+    return Break({"plan": plan}, repr(plan.key), ("backend",))
+
+
+def plan_of_another_call_on_fast(rng: Rng, dims: Dims, sizes: tuple[int, ...], dtype: str) -> Break:
+    """A plan of another kind, or of other sizes (a host's plans are for every dtype)."""
+    if dtype != "float32" or rng.random() < 0.5:
+        return Break({"plan": plan_chunk(dims, sizes, dtype=dtype)}, "Plan", ("backend",))
+    plan = plan_host(dims, sizes, 2, 10**6)
     return Break({"plan": plan}, repr(plan.key), ("backend",))
 
 
@@ -284,14 +303,18 @@ def plan_and_more(family: Family, call: Arguments, rng: Rng) -> Break:
 
 
 def options_of_faithful(family: Family, call: Arguments, rng: Rng) -> Break:
-    """What golden has no use for; a device of no use to faithful either, where that is the backend."""
+    """What golden has no use for, or fast."""
+    if call["backend"] == "fast":
+        name, value = pick(rng, [("axpy", "fused"), ("overflow", "saturate")])
+        return Break({name: value, "backend": "fast"}, repr(value))
     name, value = pick(rng, [("target", "310p"), ("target", "host"), ("axpy", "fused"), ("overflow", "saturate")])
     return Break({name: value, "backend": "golden"}, repr(value))
 
 
 def float64(family: Family, call: Arguments, rng: Rng) -> Break:
     wide = {name: call[name].astype(np.float64) for name in family.tensors[:3]}
-    return Break({**wide, "backend": "faithful"}, "float64")
+    backend = "fast" if call["backend"] == "fast" else "faithful"
+    return Break({**wide, "backend": backend}, "float64")
 
 
 # Keywords
@@ -304,7 +327,7 @@ def unknown_keyword(family: Family, call: Arguments, rng: Rng) -> Break:
 
 def missing_keyword(family: Family, call: Arguments, rng: Rng) -> Break:
     fla = family.lengths == "cu_seqlens"
-    name = pick(rng, ["backend", "q", "v"] if fla else ["beta", "initial_state", "actual_seq_lengths", "key"])
+    name = pick(rng, ["q", "k", "v"] if fla else ["beta", "initial_state", "actual_seq_lengths", "key"])
     return Break({name: MISSING}, f"'{name}'")
 
 

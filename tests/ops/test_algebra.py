@@ -42,9 +42,13 @@ def test_t025_nothing_written_is_pure_decay(backend: str) -> None:
     expected = Result(out[None, :, None], np.exp(g_cum[-1]) * case.state.astype(np.float64))
     actual = run_fla(case, backend)
     assert_within(case, actual, out=1e-6, state=1e-6, expected=expected)
-    for name in ("v", "k"):
-        huge = case.but(**{name: np.full_like(getattr(case, name), 1e30)})
-        assert_same_bits(run_fla(huge, backend), actual)
+    assert_same_bits(run_fla(case.but(v=np.full_like(case.v, 1e30)), backend), actual)
+    huge = run_fla(case.but(k=np.full_like(case.k, 1e30)), backend)
+    if backend == "fast":
+        # k . k leaves float32, so these chunks take the token loop: the same numbers, rounded elsewhere.
+        assert_within(case, huge, out=1e-6, state=1e-6, expected=expected)
+    else:
+        assert_same_bits(huge, actual)
 
 
 @both_families
