@@ -1,5 +1,6 @@
-"""Calls of fast's chunked form in either state layout, and the shapes that its promises are tried on."""
+"""Calls of fast's chunked form in either state layout, the shapes that its promises are tried on, and its judge."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +11,7 @@ from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.fast.chunk_arena import chunk_bytes
 from cgdr_numba.sched.host_plan import plan_host
 from judge import run_fla, same_bits
-from reference import Array, Case, Result, make_case
+from reference import Array, Case, Result, make_case, normalised, part, relative_rms, token_loop
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32]
 WIDTHS = [(128, 128), (64, 48), (37, 53), (5, 7), (1, 1), (16, 130)]
@@ -94,3 +95,59 @@ def differing(a: Array, e: Array) -> Any:
     if (a.shape, a.dtype) != (e.shape, e.dtype):
         return f"{a.dtype} {a.shape} instead of {e.dtype} {e.shape}, so all"
     return int(((a != e) & ~((a != a) & (e != e))).sum())
+
+
+LIMIT = 1e-6
+"""Relative rms that float32 keeps in every (sequence, head)."""
+FEW_NUMBERS, FEW_TOKENS = 16, 8
+"""Fewer numbers, or outputs of fewer tokens, may all be left with next to nothing of what they were made from."""
+INPUTS = (*TENSORS, "state")
+
+
+def blocks(case: Case, result: Result) -> Iterator[tuple[str, Array]]:
+    """Out and state of every (sequence, head), with words for where that is; states with K first."""
+    for n, (row, begin, end) in enumerate(case.sequences()):
+        for h in range(case.v.shape[2]):
+            yield f"out of sequence {n}, head {h}", result.out[row, begin:end, h]
+            yield f"state of sequence {n}, head {h}", result.state[n, h]
+
+
+def sizes_on_the_way(case: Case) -> Iterator[float]:
+    """As `blocks` has them: the largest norms that q against states, and states, had on the way."""
+    tensors = {name: np.asarray(x, np.float64) for name in INPUTS if (x := getattr(case, name)) is not None}
+    group = case.v.shape[2] // case.q.shape[2]
+    for n, (row, begin, end) in enumerate(case.sequences()):
+        alone = case.but(**{name: tensors[name][row : row + 1] for name in TENSORS}, cu=None)
+        state = np.asarray(case.initial_state()[n : n + 1], np.float64)
+        of_state = np.linalg.norm(state[0], axis=(1, 2))
+        of_out = np.zeros_like(of_state)
+        for t in range(begin, end):
+            token = part(alone, t, t + 1, state)
+            state = token_loop(token).state
+            norms = np.linalg.norm(state[0], axis=(1, 2))
+            q = (normalised(token.q) if case.l2norm else token.q)[0, 0].repeat(group, axis=0)
+            of_state = np.maximum(of_state, norms)
+            of_out = np.maximum(of_out, abs(case.factor) * np.linalg.norm(q, axis=1) * norms)
+        yield from np.stack([of_out, of_state], axis=1).ravel().tolist()
+
+
+def worst(case: Case, actual: Result, exact: Result, dtype: Any = np.float32) -> tuple[float, float, str]:
+    """(relative rms over its limit, relative rms, where): the largest share of its limit, of all sequences and heads.
+
+    The limit is 1e-6, or 1.1 times what rounding the exact output to `dtype` costs. A few numbers may cancel all
+    together (as out of one token does where q and k are at right angles), so they are measured by the largest that
+    stood in their place.
+    """
+    largest, found = None, [(0.0, 0.0, "nowhere")]
+    pairs = zip(blocks(case, actual), blocks(case, exact), strict=True)
+    for i, ((where, a), (_, e)) in enumerate(pairs):
+        rr, limit = relative_rms(a, e), LIMIT
+        are_few = e.size < FEW_NUMBERS or (where.startswith("out") and len(e) < FEW_TOKENS)
+        if rr > LIMIT and are_few and np.linalg.norm(e) > 0:
+            largest = largest or list(sizes_on_the_way(case))
+            limit = LIMIT * max(1, largest[i] / np.linalg.norm(e))
+        if where.startswith("out") and np.dtype(dtype) != np.float32:
+            floor = relative_rms(e.astype(dtype), e)
+            limit = max(1.1 * floor, floor + limit)
+        found.append((rr / limit, rr, where))
+    return max(found)
