@@ -32,6 +32,8 @@ class HeadRows(NamedTuple):
     """[3 C, width]; K S, then Q S and the outputs out of it."""
     u: F32Array
     """[C, width]; V, then e^(G_last - G) U."""
+    finite: F32Array
+    """[width / 16]; which 16 columns stayed finite."""
     turn: F32Array
     """Flat; blocks on their way to being transposed."""
 
@@ -56,7 +58,7 @@ def chunk_bytes(dk: int, dv: int, width: int, n_states: int) -> int:
     """Return the bytes of an arena for V tiles of `width` columns, a multiple of 16, of n_states heads."""
     key = (dk + 15) // 16 * 16
     shared = PAIR_ROWS * key + key * C + PAIR_ROWS * (C + 1)
-    of_head = 2 * C * C + 7 * C + key + (PAIR_ROWS + C) * width
+    of_head = 2 * C * C + 7 * C + key + (PAIR_ROWS + C) * width + width
     turn = C * max(key, width)
     return 4 * (shared + of_head + turn + n_states * key * width) + rows_bytes(dk, dv)
 
@@ -77,7 +79,8 @@ def take_chunk_rows(arena: F32Array, sizes: tuple[int, int], width: int, n_state
     all_decay = gates + key
     through = all_decay + PAIR_ROWS * width
     u = through + C * width
-    turn = u + C * wide
+    finite = u + width
+    turn = finite + C * wide
     states = turn + n_states * key * width
     return ChunkRows(
         arena[pair:turned].reshape(key, C),
@@ -98,7 +101,8 @@ def take_chunk_rows(arena: F32Array, sizes: tuple[int, int], width: int, n_state
             arena[gates:all_decay],
             arena[all_decay:through].reshape(PAIR_ROWS, width),
             arena[through:u].reshape(C, width),
-            arena[u:turn],
+            arena[u : u + width // 16],
+            arena[finite:turn],
         ),
         arena[turn:states].reshape(n_states, key, width),
         take_rows(arena[states:], dk, dv),

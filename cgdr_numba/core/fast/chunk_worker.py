@@ -12,8 +12,8 @@ from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.fast.chunk_arena import ChunkRows, take_chunk_rows
 from cgdr_numba.core.fast.decay import decay_scores, load_gates
 from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
-from cgdr_numba.core.fast.phases_v import load_state, run_head, store_state
-from cgdr_numba.core.fast.step import Tokens, load_tokens, run_by_key
+from cgdr_numba.core.fast.phases_v import finish_columns, load_state, run_head, store_state
+from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key
 from cgdr_numba.core.jit import Entry, call_at, kernel
 
 F32Array = NDArray[np.float32]
@@ -59,12 +59,33 @@ class Call(NamedTuple):
 
 
 @kernel
+def run_tokens(at: Any, c0: int, c1: int, s: ChunkOperands, own: Any, rows: Rows) -> None:
+    """The token loop over columns c0 to c1 of one head's chunk; `own` is (kinds, state [Dk, width])."""
+    kinds, state = own
+    tokens = Tokens(s.v[:, :, :, c0:c1], s.g, s.beta, s.out[:, :, :, c0:c1], (kinds.qkv, kinds.g, kinds.beta))
+    columns = state[:, c0:c1]
+    run_by_key(tokens, at, columns, columns, rows)
+
+
+@kernel
+def run_columns(at: Any, s: ChunkOperands, call: Call, state: F32Array, rows: ChunkRows) -> None:
+    """A head's chunk some of whose columns left float32: those by the token loop, the others as they are."""
+    row, begin, n, head = at
+    dk, out = call.dims.dk, s.out[row, begin : begin + n, head]
+    for c in range(0, out.shape[1], 16):
+        if rows.head.finite[c // 16] > 0.0:
+            finish_columns(c, out, call.kinds.qkv, state, dk, rows.head)
+        else:
+            run_tokens(at, c, min(c + 16, out.shape[1]), s, (call.kinds, state[:dk]), rows.step)
+
+
+@kernel
 def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
     """One chunk of some value heads of a key head; v and out hold the columns of a V tile.
 
     `at` is (batch row, begin, end, end of the next chunk, key head, first value head, end of value heads): what comes
     next is fetched meanwhile.
-    Few tokens, and heads whose numbers leave float32 or what differences of gates hold, take the token loop.
+    Few tokens, heads whose gates leave what differences hold, and columns that leave float32 take the token loop.
     """
     dims, kinds, how = call.dims, call.kinds, call.how
     row, begin, end, after, key_head, first_head, end_head = at
@@ -77,20 +98,23 @@ def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
         state = rows.states[head - first_head]
         g, beta = s.g[row, begin:end, head], s.beta[row, begin:end, head]
         done = False
+        has_sums = n > FEW and load_gates(g, beta, (kinds.g, kinds.beta), x.gates)
         is_last = head + 1 == end_head
         # The next head's values, and meanwhile the next chunk's keys and queries, with the first head.
         following = s.v[row, end:after, first_head] if is_last else s.v[row, begin:end, head + 1]
         until = after if head == first_head else end
         next_pair = (s.q[row, end:until, key_head], s.k[row, end:until, key_head])
-        if n > FEW and load_gates(g, beta, (kinds.g, kinds.beta), x.gates):
+        if has_sums:
             decay_scores(rows.raw[:n], rows.raw[n : 2 * n], x.gates, x.b, x.m)
-            at_head = (s.v[row, begin:end, head], s.out[row, begin:end, head], kinds.qkv)
-            done = run_head(at_head, next_pair, following, state, dims.dk, x)
+            values = (s.v[row, begin:end, head], s.out[row, begin:end, head], kinds.qkv)
+            done = run_head(values, next_pair, following, state, dims.dk, x)
         if not done:
             load_tokens(q, k, kinds.qkv, how, rows.step)
-            tile = state[: dims.dk, : s.v.shape[3]]
-            tokens = Tokens(s.v, s.g, s.beta, s.out, (kinds.qkv, kinds.g, kinds.beta))
-            run_by_key(tokens, (row, begin, n, head), tile, tile, rows.step)
+            at_head = (row, begin, n, head)
+            if has_sums:
+                run_columns(at_head, s, call, state, rows)
+            else:
+                run_tokens(at_head, 0, s.v.shape[3], s, (kinds, state[: dims.dk]), rows.step)
 
 
 def _run_bin(

@@ -88,7 +88,7 @@ class _Tile:
 
     def __init__(self, builder: Any, given: dict[str, Any], start: int) -> None:
         self.builder, self.given, self.start = builder, given, start
-        self.ahead = _Ahead(builder, given["ahead"]) if given["ahead"] else None
+        self.ahead = _Ahead(builder, given["ahead"]) if given.get("ahead") else None
         self.lanes = Lanes(builder, instruction_set().lanes)
 
     def emit(self, row: Any, column: Any, shape: tuple[int, int]) -> None:

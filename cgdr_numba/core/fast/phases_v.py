@@ -62,12 +62,20 @@ def run_head(at: Any, next_pair: tuple[Words, Words], next_v: Words, state: F32A
     _load(v, kind, x.u, x.turn)
     _multiply_ahead(x.pair[: 2 * n, :dk], state[:dk], x.through[: 2 * n], next_v)
     u, through = x.u[:n, :columns], x.through[: 2 * n, :columns]
-    if not _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u)):
-        return False
-    narrow_rows(through[n:], kind, out)
     left = gates.decay[n - 1]
     for d in range(dk):
         x.all_decay[d] = left
-    k_turned = x.pair[:n, :dk].T
-    _update(k_turned, x.u[:n], x.all_decay[:dk], state[:dk], next_pair[0], next_pair[1])
+    if not _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u, x.finite)):
+        return False
+    narrow_rows(through[n:], kind, out)
+    _update(x.pair[:n, :dk].T, x.u[:n], x.all_decay[:dk], state[:dk], next_pair[0], next_pair[1])
     return True
+
+
+@kernel
+def finish_columns(c: int, out: Words, kind: int, state: F32Array, dk: int, x: HeadRows) -> None:
+    """Out and the state of 16 columns from c on, which stayed finite where others did not."""
+    n, end = out.shape[0], min(c + 16, out.shape[1])
+    narrow_rows(x.through[n : 2 * n, c:end], kind, out[:, c:end])
+    nothing = out[:0]
+    _update(x.pair[:n, :dk].T, x.u[:n, c:end], x.all_decay[:dk], state[:dk, c:end], nothing, nothing)

@@ -17,13 +17,16 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import FAST_CHUNK as C
-from cgdr_numba.core.fast.simd import INDEX, SMALL, Lanes, instruction_set
+from cgdr_numba.core.fast.simd import FLOAT, INDEX, SMALL, Lanes, instruction_set
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
 
 GROUP: Final = 8
 """Rows that are summed side by side: enough chains to hide the latency of a multiply-add."""
+
+BLOCK: Final = 16
+"""Columns that are finite together or not: a unit that no V tile cuts, so that what happens then depends on no plan."""
 
 
 class Triangle(NamedTuple):
@@ -45,6 +48,8 @@ class Triangle(NamedTuple):
     """[2 n, width]; K S, then Q S, over which O goes."""
     u: F32Array
     """[n, width]; V, over which e^(G_last - G) U goes."""
+    finite: F32Array
+    """[ceil(width / 16)]; becomes 1 where all outputs of 16 columns are finite, and so their U, else 0."""
 
 
 class _Column:
@@ -140,20 +145,24 @@ def _emit_solve(_typing_context: Any, triangle: Any) -> Any:
         lanes = Lanes(builder, instruction_set().lanes)
         n_columns = builder.extract_value(arrays.u.shape, 1)
         n_vectors = builder.sdiv(builder.add(n_columns, INDEX(lanes.n - 1)), INDEX(lanes.n))
-        kind = ir.VectorType(SMALL, lanes.n)
-        largest = cgutils.alloca_once_value(builder, ir.Constant(kind, [0] * lanes.n))
+        one, zero, bits = ir.Constant(FLOAT, 1.0), ir.Constant(FLOAT, 0.0), ir.IntType(lanes.n)
+        n_blocks = builder.sdiv(builder.add(n_columns, INDEX(BLOCK - 1)), INDEX(BLOCK))
+        with cgutils.for_range(builder, n_blocks) as loop:
+            builder.store(one, builder.gep(arrays.finite.data, [loop.index]))
+        answer = cgutils.alloca_once_value(builder, cgutils.true_bit)
+        builder.store(cgutils.true_bit, answer)
         with cgutils.for_range(builder, n_vectors) as loop:
-            column = _Column(builder, lanes, arrays, builder.mul(loop.index, INDEX(lanes.n)))
+            begin = builder.mul(loop.index, INDEX(lanes.n))
+            column = _Column(builder, lanes, arrays, begin)
             u = column.solve()
-            sizes, before = column.outputs(u), builder.load(largest)
+            sizes = column.outputs(u)
             column.store_rest(u)
-            larger = builder.select(builder.icmp_unsigned(">", sizes, before), sizes, before)
-            builder.store(larger, largest)
-        answer = ir.IntType(1)(1)
-        for lane in range(lanes.n):
-            size = builder.extract_element(builder.load(largest), SMALL(lane))
-            answer = builder.and_(answer, builder.icmp_unsigned("<", size, SMALL(0x7F800000)))
-        return answer
+            too_large = builder.icmp_unsigned(">=", sizes, ir.Constant(sizes.type, [0x7F800000] * lanes.n))
+            is_finite = builder.icmp_unsigned("==", builder.bitcast(too_large, bits), bits(0))
+            place = builder.gep(arrays.finite.data, [builder.sdiv(begin, INDEX(BLOCK))])
+            builder.store(builder.select(is_finite, builder.load(place), zero), place)
+            builder.store(builder.and_(builder.load(answer), is_finite), answer)
+        return builder.load(answer)
 
     return types.boolean(triangle), generate
 
@@ -177,8 +186,10 @@ def plain_solve(x: Triangle) -> bool:
         for j in range(i + 1):
             out[i] += x.m[i, j] * x.u[j]
     x.u[:] = x.rest[:n, np.newaxis] * x.u
+    for block in range(-(-out.shape[1] // BLOCK)):
+        x.finite[block] = np.isfinite(out[:, block * BLOCK : (block + 1) * BLOCK]).all()
     return bool(np.isfinite(out).all())
 
 
 solve = plain_solve if numba.config.DISABLE_JIT else _compiled_solve
-"""Fill u with e^(G_last - G) U and the lower half of through with O; returns whether O, and so U, is finite."""
+"""Fill u with e^(G_last - G) U, the lower half of through with O, and finite; returns whether all of O is finite."""
