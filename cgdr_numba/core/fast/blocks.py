@@ -1,4 +1,4 @@
-"""Blocks of rows on their way into scratch: transposed a register block at a time.
+"""Blocks of rows on their way into scratch, transposed a register block at a time, and how large their elements are.
 
 Scratch arrays have room for whole vectors: rows and columns of a block up to the next multiple of 16 are read and
 written along with it, and mean nothing.
@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cgdr_numba.core.fast.convert import adjacent, swapped, widen_rows
-from cgdr_numba.core.fast.simd import INDEX, SMALL, Lanes, instruction_set
+from cgdr_numba.core.fast.simd import FLOAT, INDEX, SMALL, Lanes, instruction_set, larger
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
@@ -64,10 +64,53 @@ def _emit_transpose(_typing_context: Any, x: Any, y: Any) -> Any:
     return types.void(x, y), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_largest(_typing_context: Any, x: Any) -> Any:
+    """The largest size of an element of X [m, n], by bits without sign: NaN counts as more than infinity."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source, stride, (n_rows, n_columns) = _array(context, builder, signature.args[0], values[0])
+        wide, single = Lanes(builder, instruction_set().lanes), Lanes(builder, 1)
+        n_vectors = builder.sdiv(n_columns, INDEX(wide.n))
+        tail = builder.mul(n_vectors, INDEX(wide.n))
+        kinds = [ir.VectorType(SMALL, lanes.n) for lanes in (wide, single)]
+        places = [cgutils.alloca_once_value(builder, ir.Constant(kind, [0] * kind.count)) for kind in kinds]
+        for kind, place in zip(kinds, places, strict=True):
+            builder.store(ir.Constant(kind, [0] * kind.count), place)
+        parts = (wide, kinds[0], places[0], INDEX(0), n_vectors), (single, kinds[1], places[1], tail, n_columns)
+        with cgutils.for_range(builder, n_rows) as loop:
+            row = builder.gep(source, [builder.mul(loop.index, stride)])
+            for lanes, kind, place, start, end in parts:
+                with cgutils.for_range(builder, end, start=start) as columns:
+                    value = lanes.load(row, builder.mul(columns.index, INDEX(lanes.n)))
+                    mask = ir.Constant(kind, [0x7FFFFFFF] * kind.count)
+                    builder.store(
+                        larger(builder, builder.and_(builder.bitcast(value, kind), mask), builder.load(place)), place
+                    )
+        most = SMALL(0)
+        for kind, place in zip(kinds, places, strict=True):
+            for lane in range(kind.count):
+                most = larger(builder, most, builder.extract_element(builder.load(place), SMALL(lane)))
+        return builder.bitcast(most, FLOAT)
+
+    return types.float32(x), generate
+
+
+@kernel
+def _compiled_largest(x: F32Array) -> np.float32:
+    """The largest size of an element; the intrinsic behind an ordinary call."""
+    return _emit_largest(x)  # type: ignore[no-any-return]
+
+
 @kernel
 def _compiled_transpose(x: F32Array, y: F32Array) -> None:
     """Y = X^T; the intrinsic behind an ordinary call."""
     _emit_transpose(x, y)
+
+
+def plain_largest(x: F32Array) -> np.float32:
+    """The largest size of an element, NaN where there is one, by NumPy."""
+    return np.float32(np.max(np.abs(x), initial=0.0))
 
 
 def plain_transpose(x: F32Array, y: F32Array) -> None:
@@ -79,6 +122,9 @@ _PLAIN = bool(numba.config.DISABLE_JIT)
 transpose = plain_transpose if _PLAIN else _compiled_transpose
 """Y [n, m] = X [m, n]^T."""
 
+
+largest = plain_largest if _PLAIN else _compiled_largest
+"""The largest size of an element of X [m, n]; NaN where there is one."""
 
 _swapped = swapped
 

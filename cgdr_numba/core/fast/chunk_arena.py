@@ -32,8 +32,8 @@ class HeadRows(NamedTuple):
     """[3 C, width]; K S, then Q S and the outputs out of it."""
     u: F32Array
     """[C, width]; V, then e^(G_last - G) U."""
-    finite: F32Array
-    """[width / 16]; which 16 columns stayed finite."""
+    peaks: F32Array
+    """[width / 16]; the largest size of U in every 16 columns."""
     turn: F32Array
     """Flat; blocks on their way to being transposed."""
 
@@ -49,7 +49,9 @@ class ChunkRows(NamedTuple):
     """[3 C]; k . q of every token."""
     head: HeadRows
     states: F32Array
-    """[Hv / Hk, ceil16(Dk), width]; the workspace: states between chunks."""
+    """[n, ceil16(Dk), width]; the workspace: states of n value heads between chunks."""
+    bounds: F32Array
+    """[n, width]; what no element of a state exceeds, for every 16 columns."""
     step: Rows
     """Rows of the token loop."""
 
@@ -60,7 +62,7 @@ def chunk_bytes(dk: int, dv: int, width: int, n_states: int) -> int:
     shared = PAIR_ROWS * key + key * C + PAIR_ROWS * (C + 1)
     of_head = 2 * C * C + 7 * C + key + (PAIR_ROWS + C) * width + width
     turn = C * max(key, width)
-    return 4 * (shared + of_head + turn + n_states * key * width) + rows_bytes(dk, dv)
+    return 4 * (shared + of_head + turn + n_states * (key + 1) * width) + rows_bytes(dk, dv)
 
 
 @kernel
@@ -79,9 +81,10 @@ def take_chunk_rows(arena: F32Array, sizes: tuple[int, int], width: int, n_state
     all_decay = gates + key
     through = all_decay + PAIR_ROWS * width
     u = through + C * width
-    finite = u + width
-    turn = finite + C * wide
+    peaks = u + width
+    turn = peaks + C * wide
     states = turn + n_states * key * width
+    bounds = states + n_states * width
     return ChunkRows(
         arena[pair:turned].reshape(key, C),
         arena[turned:raw].reshape(PAIR_ROWS, C),
@@ -102,8 +105,9 @@ def take_chunk_rows(arena: F32Array, sizes: tuple[int, int], width: int, n_state
             arena[all_decay:through].reshape(PAIR_ROWS, width),
             arena[through:u].reshape(C, width),
             arena[u : u + width // 16],
-            arena[finite:turn],
+            arena[peaks:turn],
         ),
         arena[turn:states].reshape(n_states, key, width),
-        take_rows(arena[states:], dk, dv),
+        arena[states:bounds].reshape(n_states, width),
+        take_rows(arena[bounds:], dk, dv),
     )

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import FAST_CHUNK as C
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.fast.blocks import largest
 from cgdr_numba.core.fast.chunk_arena import ChunkRows, take_chunk_rows
 from cgdr_numba.core.fast.decay import decay_scores, load_gates
 from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
-from cgdr_numba.core.fast.phases_v import finish_columns, load_state, run_head, store_state
+from cgdr_numba.core.fast.phases_v import FAR, finish_columns, load_state, run_head, store_state
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key
 from cgdr_numba.core.jit import Entry, call_at, kernel
 
@@ -21,6 +22,10 @@ Words = NDArray[np.uint16]
 
 FEW = 12
 """Tokens up to which a chunk, so the last one of a sequence, goes through the token loop."""
+WIDEST = np.float32(2.0**10)
+"""Size of an element of K or Q up to which a chunk keeps its form; beyond, K K^T might leave float32."""
+
+_largest = largest
 
 
 class ChunkKinds(NamedTuple):
@@ -69,14 +74,15 @@ def run_tokens(at: Any, c0: int, c1: int, s: ChunkOperands, own: Any, rows: Rows
 
 @kernel
 def run_columns(at: Any, s: ChunkOperands, call: Call, state: F32Array, rows: ChunkRows) -> None:
-    """A head's chunk some of whose columns left float32: those by the token loop, the others as they are."""
+    """A head's chunk some of whose columns got far: those by the token loop, the others as they are."""
     row, begin, n, head = at
-    dk, out = call.dims.dk, s.out[row, begin : begin + n, head]
-    for c in range(0, out.shape[1], 16):
-        if rows.head.finite[c // 16] > 0.0:
-            finish_columns(c, out, call.kinds.qkv, state, dk, rows.head)
+    dk, end, columns = call.dims.dk, begin + n, s.v.shape[3]
+    values = (s.v[row, begin:end, head], s.out[row, begin:end, head], call.kinds.qkv)
+    for c in range(0, columns, 16):
+        if rows.head.peaks[c // 16] <= FAR:
+            finish_columns(c, values, state, dk, rows.head)
         else:
-            run_tokens(at, c, min(c + 16, out.shape[1]), s, (call.kinds, state[:dk]), rows.step)
+            run_tokens(at, c, min(c + 16, columns), s, (call.kinds, state[:dk]), rows.step)
 
 
 @kernel
@@ -85,29 +91,32 @@ def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
 
     `at` is (batch row, begin, end, end of the next chunk, key head, first value head, end of value heads): what comes
     next is fetched meanwhile.
-    Few tokens, heads whose gates leave what differences hold, and columns that leave float32 take the token loop.
+    Few tokens, large keys, heads with large gates, and columns that get far take the token loop.
     """
     dims, kinds, how = call.dims, call.kinds, call.how
     row, begin, end, after, key_head, first_head, end_head = at
     n, x = end - begin, rows.head
     q, k = s.q[row, begin:end, key_head], s.k[row, begin:end, key_head]
+    widest = np.float32(np.inf)
     if n > FEW:
         load_pair((q, k), kinds.qkv, how, x.pair, rows.products, x.turn)
         compute_raw_scores(n, dims.dk, x.pair, rows.k_turned, rows.raw)
+        widest = _largest(x.pair[: 2 * n, : dims.dk])
+    is_chunk = n > FEW and widest <= WIDEST
     for head in range(first_head, end_head):
-        state = rows.states[head - first_head]
+        state, bounds = rows.states[head - first_head], rows.bounds[head - first_head]
         g, beta = s.g[row, begin:end, head], s.beta[row, begin:end, head]
+        has_sums = is_chunk and load_gates(g, beta, (kinds.g, kinds.beta), x.gates)
         done = False
-        has_sums = n > FEW and load_gates(g, beta, (kinds.g, kinds.beta), x.gates)
-        is_last = head + 1 == end_head
-        # The next head's values, and meanwhile the next chunk's keys and queries, with the first head.
-        following = s.v[row, end:after, first_head] if is_last else s.v[row, begin:end, head + 1]
-        until = after if head == first_head else end
-        next_pair = (s.q[row, end:until, key_head], s.k[row, end:until, key_head])
         if has_sums:
             decay_scores(rows.raw[:n], rows.raw[n : 2 * n], x.gates, x.b, x.m)
             values = (s.v[row, begin:end, head], s.out[row, begin:end, head], kinds.qkv)
-            done = run_head(values, next_pair, following, state, dims.dk, x)
+            # The next head's values, and meanwhile the next chunk's keys and queries, with the first head.
+            is_last = head + 1 == end_head
+            next_v = s.v[row, end:after, first_head] if is_last else s.v[row, begin:end, head + 1]
+            until = after if head == first_head else end
+            ahead = (s.q[row, end:until, key_head], s.k[row, end:until, key_head], next_v)
+            done = run_head(values, ahead, state, (dims.dk, bounds, widest), x)
         if not done:
             load_tokens(q, k, kinds.qkv, how, rows.step)
             at_head = (row, begin, n, head)
@@ -115,6 +124,7 @@ def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
                 run_columns(at_head, s, call, state, rows)
             else:
                 run_tokens(at_head, 0, s.v.shape[3], s, (kinds, state[: dims.dk]), rows.step)
+            bounds[:] = np.inf
 
 
 def _run_bin(
@@ -157,6 +167,7 @@ def _run_bin(
         form, final_form = (kinds.state, is_v_first), (kinds.final_state, is_v_first)
         for head in range(first_head, end_head):
             load_state(state[n, head], form, (c0, c1), rows.states[head - first_head], rows.head.turn)
+            rows.bounds[head - first_head, :] = np.inf
         stop = start[n] + length[n]
         for begin in range(start[n], stop, C):
             at = (row[n], begin, min(begin + C, stop), min(begin + 2 * C, stop), key_head, first_head, end_head)

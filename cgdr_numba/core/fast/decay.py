@@ -22,8 +22,9 @@ F64Array = NDArray[np.float64]
 Words = NDArray[np.uint16]
 
 LOWEST_GATE: Final = -1000.0
-HIGHEST_RISE: Final = 60.0
-"""What positive gates of a chunk may add up to: no decay between two tokens exceeds e^60."""
+HIGHEST_RISE: Final = 10.0
+"""What positive gates of a chunk may add up to: no decay between two tokens exceeds e^10."""
+HIGHEST_BETA: Final = np.float32(2.0**10)
 LOWEST_FACTOR: Final = -60.0
 """Smallest sum of a chunk down to which e^G and e^-G are normal numbers, and decays are their products."""
 
@@ -71,7 +72,10 @@ def exp32(x: float) -> np.float32:
 
 @kernel
 def load_gates(g: Words, beta: Words, kinds: tuple[int, int], gates: Gates) -> bool:
-    """Fill all rows from g and beta [r, w]; returns whether decays may be taken from differences of the sums."""
+    """Fill all rows from g and beta [r, w]; returns whether decays may be taken from differences of the sums.
+
+    They may where all numbers are finite, and so small that nothing between tokens gets far from what is computed.
+    """
     n, total, rise, n_bad = g.shape[0], 0.0, 0.0, 0
     for i in range(n):
         value = np.float64(widen(g[i], kinds[0]))
@@ -79,7 +83,9 @@ def load_gates(g: Words, beta: Words, kinds: tuple[int, int], gates: Gates) -> b
         rise += value if value > 0.0 else 0.0
         total += value if value > LOWEST_GATE else LOWEST_GATE
         gates.sums[i] = total
-        gates.beta[i] = widen(beta[i], kinds[1])
+        weight = widen(beta[i], kinds[1])
+        n_bad += 0 if abs(weight) <= HIGHEST_BETA else 1
+        gates.beta[i] = weight
     if n_bad > 0 or not rise <= HIGHEST_RISE:
         return False
     for i in range(n):

@@ -100,8 +100,6 @@ class _Tile:
         a_rows = [builder.gep(given["a"], [builder.mul(i, given["a_row"])]) for i in rows]
         places = [[builder.add(builder.mul(i, given["c_row"]), j) for j in columns] for i in rows]
         sums = [[lanes.variable() for _ in columns] for _ in rows]
-        if self.ahead is not None:
-            self.ahead.emit()
         if self.start != FROM_ZERO:
             self._load_start(rows, places, sums)
         with cgutils.for_range(builder, given["depth"]) as loop:
@@ -149,6 +147,8 @@ def _emit_panel(tile: _Tile, column: Any, shape: tuple[int, int]) -> None:
     n_blocks = builder.sdiv(builder.add(m, INDEX(n_rows - 1)), INDEX(n_rows))
     row = cgutils.alloca_once_value(builder, INDEX(0))
     with cgutils.for_range(builder, n_blocks) as loop:
+        if tile.ahead is not None:
+            tile.ahead.emit()
         first = builder.load(row)
         blocks_left = builder.sub(n_blocks, loop.index)
         rounded_up = builder.add(builder.sub(m, first), builder.sub(blocks_left, INDEX(1)))

@@ -1,13 +1,14 @@
 """Phases of a chunk of one value head, or of a V tile of it; every column is independent of the others."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cgdr_numba.core.fast.blocks import load_block, transpose
+from cgdr_numba.core.fast.blocks import largest, load_block, transpose
 from cgdr_numba.core.fast.chunk_arena import HeadRows
 from cgdr_numba.core.fast.convert import adjacent, narrow_rows, swapped, widen_rows
+from cgdr_numba.core.fast.decay import Gates
 from cgdr_numba.core.fast.microkernel import multiply_ahead, multiply_onto_scaled_ahead
 from cgdr_numba.core.fast.solve import Triangle, solve
 from cgdr_numba.core.jit import kernel
@@ -15,8 +16,15 @@ from cgdr_numba.core.jit import kernel
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
 
-_load, _transpose, _swapped, _solve = load_block, transpose, swapped, solve
+_load, _transpose, _swapped, _solve, _largest = load_block, transpose, swapped, solve, largest
 _multiply_ahead, _update = multiply_ahead, multiply_onto_scaled_ahead
+
+FAR: Final = np.float32(2.0**50)
+"""Size of U, or of a state, from which on columns take the token loop.
+
+Below it, with keys, betas and growth as limited as they are, nothing that either form computes leaves float32, so both
+are finite: results are finite exactly where the token loop's are.
+"""
 
 
 @kernel
@@ -51,13 +59,42 @@ def store_state(state: F32Array, form: tuple[int, bool], tile: tuple[int, int], 
 
 
 @kernel
-def run_head(at: Any, next_pair: tuple[Words, Words], next_v: Words, state: F32Array, dk: int, x: HeadRows) -> bool:
-    """All phases of one value head's chunk after its scores; returns False, and leaves the state, where it overflows.
+def is_near(columns: int, state: F32Array, dk: int, bounds: F32Array, peaks: F32Array) -> bool:
+    """Return whether all columns of the state and of U stay near; peaks of others become infinite.
+
+    A bound that is too large may be old: it is then measured anew.
+    """
+    n_far = 0
+    for block in range((columns + 15) // 16):
+        if not bounds[block] <= FAR:
+            bounds[block] = _largest(state[:dk, block * 16 : min(block * 16 + 16, columns)])
+        if not (bounds[block] <= FAR and peaks[block] <= FAR):
+            peaks[block] = np.inf
+            n_far += 1
+    return n_far == 0
+
+
+@kernel
+def move_bounds(columns: int, widest: np.float32, gates: Gates, n: int, peaks: F32Array, bounds: F32Array) -> None:
+    """Bounds of the updated state: what decays of the old one, and n products of K and U, whose sizes are known."""
+    reach = gates.rest[0]
+    for i in range(n):
+        reach = max(reach, gates.rest[i])
+    for block in range((columns + 15) // 16):
+        bounds[block] = gates.decay[n - 1] * bounds[block] + np.float32(n) * (widest * reach * peaks[block])
+
+
+@kernel
+def run_head(at: Any, ahead: Any, state: F32Array, sizes: Any, x: HeadRows) -> bool:
+    """All phases of one value head's chunk after its scores; returns False, and leaves the state, where it gets far.
 
     K S and Q S into through; V, U and O by `solve`; out = O; S = e^G_last S + K^T (e^(G_last - G) U). Reads pair, b, m,
-    gates; `at` is (v, out, kind), v and out being [r, n, w]. Rows of the next q and k, and v, are fetched meanwhile.
+    gates; `at` is (v, out, kind), v and out being [r, n, w]; `ahead` is (q, k, v) of what comes next, fetched
+    meanwhile; `sizes` is (Dk, bounds of the state, largest element of the pair).
     """
     v, out, kind = at
+    next_q, next_k, next_v = ahead
+    dk, bounds, widest = sizes
     n, columns, gates = v.shape[0], v.shape[1], x.gates
     _load(v, kind, x.u, x.turn)
     _multiply_ahead(x.pair[: 2 * n, :dk], state[:dk], x.through[: 2 * n], next_v)
@@ -65,17 +102,20 @@ def run_head(at: Any, next_pair: tuple[Words, Words], next_v: Words, state: F32A
     left = gates.decay[n - 1]
     for d in range(dk):
         x.all_decay[d] = left
-    if not _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u, x.finite)):
+    _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u, x.peaks))
+    if not is_near(columns, state, dk, bounds, x.peaks):
         return False
     narrow_rows(through[n:], kind, out)
-    _update(x.pair[:n, :dk].T, x.u[:n], x.all_decay[:dk], state[:dk], next_pair[0], next_pair[1])
+    _update(x.pair[:n, :dk].T, u, x.all_decay[:dk], state[:dk, :columns], next_q, next_k)
+    move_bounds(columns, widest, gates, n, x.peaks, bounds)
     return True
 
 
 @kernel
-def finish_columns(c: int, out: Words, kind: int, state: F32Array, dk: int, x: HeadRows) -> None:
-    """Out and the state of 16 columns from c on, which stayed finite where others did not."""
+def finish_columns(c: int, values: Any, state: F32Array, dk: int, x: HeadRows) -> None:
+    """Out and the state of 16 columns from c on, which stayed near where others did not; `values` as in `run_head`."""
+    v, out, kind = values
     n, end = out.shape[0], min(c + 16, out.shape[1])
     narrow_rows(x.through[n : 2 * n, c:end], kind, out[:, c:end])
-    nothing = out[:0]
+    nothing = v[:0]
     _update(x.pair[:n, :dk].T, x.u[:n, c:end], x.all_decay[:dk], state[:dk, c:end], nothing, nothing)

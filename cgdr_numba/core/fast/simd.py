@@ -123,6 +123,11 @@ class Lanes:
         return self.builder.extract_element(value, SMALL(0))
 
 
+def larger(builder: Any, a: Any, b: Any) -> Any:
+    """The larger of two (vectors of) unsigned integers."""
+    return builder.select(builder.icmp_unsigned(">", a, b), a, b)
+
+
 def prepare_function(builder: Any) -> None:
     """Let the function under construction use 512-bit registers where it can, and keep it in one place.
 

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import FAST_CHUNK as C
-from cgdr_numba.core.fast.simd import FLOAT, INDEX, SMALL, Lanes, instruction_set
+from cgdr_numba.core.fast.simd import INDEX, SMALL, Lanes, instruction_set, larger
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
@@ -26,7 +26,7 @@ GROUP: Final = 8
 """Rows that are summed side by side: enough chains to hide the latency of a multiply-add."""
 
 BLOCK: Final = 16
-"""Columns that are finite together or not: a unit that no V tile cuts, so that what happens then depends on no plan."""
+"""Columns that stay in the chunked form together or leave it: a unit that no V tile cuts, so no plan decides it."""
 
 
 class Triangle(NamedTuple):
@@ -48,8 +48,8 @@ class Triangle(NamedTuple):
     """[2 n, width]; K S, then Q S, over which O goes."""
     u: F32Array
     """[n, width]; V, over which e^(G_last - G) U goes."""
-    finite: F32Array
-    """[ceil(width / 16)]; becomes 1 where all outputs of 16 columns are finite, and so their U, else 0."""
+    peaks: F32Array
+    """[ceil(width / 16)]; becomes the largest size of U in every 16 columns, NaN where there is one."""
 
 
 class _Column:
@@ -96,10 +96,9 @@ class _Column:
                 rows[j + 1 :] = self.add(x.b, rows[j + 1 :], first + j + 1, u[-1], first + j)
         return u
 
-    def outputs(self, u: list[Any]) -> Any:
-        """Put O of all C rows, `GROUP` at a time; returns the largest of their bits without sign."""
+    def outputs(self, u: list[Any]) -> None:
+        """Put O of all C rows, `GROUP` at a time."""
         x = self.arrays
-        largest = ir.Constant(ir.VectorType(SMALL, self.lanes.n), [0] * self.lanes.n)
         for first in range(0, C, GROUP):
             places = [self.builder.add(self.n_tokens, INDEX(i)) for i in range(first, first + GROUP)]
             rows = [self.scaled(x.decay, i, x.through, place) for i, place in enumerate(places, first)]
@@ -107,17 +106,18 @@ class _Column:
                 rows = self.add(x.m, rows, first, u[j], j)
             for j in range(GROUP):
                 rows[j:] = self.add(x.m, rows[j:], first + j, u[first + j], first + j)
-            for i, (row, place) in enumerate(zip(rows, places, strict=True), first):
+            for row, place in zip(rows, places, strict=True):
                 self.lanes.store(row, self.address(x.through, place), self.begin)
-                largest = self.larger(largest, row, i)
-        return largest
 
-    def store_rest(self, u: list[Any]) -> None:
-        """Put e^(G_last - G) U."""
+    def store_rest(self, u: list[Any]) -> Any:
+        """Put e^(G_last - G) U; returns the largest of U's bits without sign, lane by lane."""
         x = self.arrays
+        largest = ir.Constant(ir.VectorType(SMALL, self.lanes.n), [0] * self.lanes.n)
         for i, value in enumerate(u):
+            largest = self.larger(largest, value, i)
             rest = self.builder.fmul(self.factor(x.rest, i), value)
             self.lanes.store(rest, self.address(x.u, INDEX(i)), self.begin)
+        return largest
 
     def larger(self, largest: Any, value: Any, i: int) -> Any:
         """The larger of `largest` and the bits without sign of row i, where row and columns mean something."""
@@ -129,13 +129,13 @@ class _Column:
         limit = builder.shuffle_vector(single, undefined, ir.Constant(kind, [0] * kind.count))
         is_column = builder.icmp_signed("<", ir.Constant(kind, list(range(kind.count))), limit)
         size = builder.select(is_column, size, ir.Constant(kind, [0] * kind.count))
-        larger = builder.select(builder.icmp_unsigned(">", size, largest), size, largest)
-        return builder.select(builder.icmp_signed("<", INDEX(i), self.n_tokens), larger, largest)
+        is_row = builder.icmp_signed("<", INDEX(i), self.n_tokens)
+        return builder.select(is_row, larger(builder, size, largest), largest)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _emit_solve(_typing_context: Any, triangle: Any) -> Any:
-    """All columns of a `Triangle`; returns whether all outputs are finite."""
+    """All columns of a `Triangle`."""
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         parts = cgutils.unpack_tuple(builder, values[0])
@@ -145,36 +145,36 @@ def _emit_solve(_typing_context: Any, triangle: Any) -> Any:
         lanes = Lanes(builder, instruction_set().lanes)
         n_columns = builder.extract_value(arrays.u.shape, 1)
         n_vectors = builder.sdiv(builder.add(n_columns, INDEX(lanes.n - 1)), INDEX(lanes.n))
-        one, zero, bits = ir.Constant(FLOAT, 1.0), ir.Constant(FLOAT, 0.0), ir.IntType(lanes.n)
+        peaks = builder.bitcast(arrays.peaks.data, SMALL.as_pointer())
         n_blocks = builder.sdiv(builder.add(n_columns, INDEX(BLOCK - 1)), INDEX(BLOCK))
         with cgutils.for_range(builder, n_blocks) as loop:
-            builder.store(one, builder.gep(arrays.finite.data, [loop.index]))
-        answer = cgutils.alloca_once_value(builder, cgutils.true_bit)
-        builder.store(cgutils.true_bit, answer)
+            builder.store(SMALL(0), builder.gep(peaks, [loop.index]))
         with cgutils.for_range(builder, n_vectors) as loop:
             begin = builder.mul(loop.index, INDEX(lanes.n))
             column = _Column(builder, lanes, arrays, begin)
             u = column.solve()
-            sizes = column.outputs(u)
-            column.store_rest(u)
-            too_large = builder.icmp_unsigned(">=", sizes, ir.Constant(sizes.type, [0x7F800000] * lanes.n))
-            is_finite = builder.icmp_unsigned("==", builder.bitcast(too_large, bits), bits(0))
-            place = builder.gep(arrays.finite.data, [builder.sdiv(begin, INDEX(BLOCK))])
-            builder.store(builder.select(is_finite, builder.load(place), zero), place)
-            builder.store(builder.and_(builder.load(answer), is_finite), answer)
-        return builder.load(answer)
+            column.outputs(u)
+            sizes = column.store_rest(u)
+            width = lanes.n
+            while width > 1:
+                width //= 2
+                mask = ir.Constant(sizes.type, [(i + width) % lanes.n for i in range(lanes.n)])
+                sizes = larger(builder, sizes, builder.shuffle_vector(sizes, sizes, mask))
+            place = builder.gep(peaks, [builder.sdiv(begin, INDEX(BLOCK))])
+            builder.store(larger(builder, builder.extract_element(sizes, SMALL(0)), builder.load(place)), place)
+        return context.get_dummy_value()
 
-    return types.boolean(triangle), generate
+    return types.void(triangle), generate
 
 
 @kernel
-def _compiled_solve(x: Triangle) -> bool:
-    """Fill u and through; the intrinsic behind an ordinary call."""
-    return _emit_solve(x)  # type: ignore[no-any-return]
+def _compiled_solve(x: Triangle) -> None:
+    """Fill u, through and peaks; the intrinsic behind an ordinary call."""
+    _emit_solve(x)
 
 
-def plain_solve(x: Triangle) -> bool:
-    """Fill u and through by NumPy, row by row."""
+def plain_solve(x: Triangle) -> None:
+    """Fill u, through and peaks by NumPy, row by row."""
     n = len(x.u)
     memory, out = x.through[:n], x.through[n : 2 * n]
     x.u[:] = x.beta[:n, np.newaxis] * x.u - x.pull[:n, np.newaxis] * memory
@@ -185,11 +185,10 @@ def plain_solve(x: Triangle) -> bool:
     for i in range(n):
         for j in range(i + 1):
             out[i] += x.m[i, j] * x.u[j]
-    x.u[:] = x.rest[:n, np.newaxis] * x.u
     for block in range(-(-out.shape[1] // BLOCK)):
-        x.finite[block] = np.isfinite(out[:, block * BLOCK : (block + 1) * BLOCK]).all()
-    return bool(np.isfinite(out).all())
+        x.peaks[block] = np.max(np.abs(x.u[:, block * BLOCK : (block + 1) * BLOCK]))
+    x.u[:] = x.rest[:n, np.newaxis] * x.u
 
 
 solve = plain_solve if numba.config.DISABLE_JIT else _compiled_solve
-"""Fill u with e^(G_last - G) U, the lower half of through with O, and finite; returns whether all of O is finite."""
+"""Fill u with e^(G_last - G) U, the lower half of through with O, and peaks."""
