@@ -30,7 +30,8 @@ def instruction_sets(session: nox.Session, cpu: str) -> None:
 def exhaustive(session: nox.Session) -> None:
     """The random problems in their full number."""
     install(session)
-    session.run("pytest", "tests/faithful", *session.posargs, env={"CGDR_EXHAUSTIVE": "1"})
+    paths = ["tests/faithful", "tests/ops/test_fast_random.py", "tests/ops/test_fast_nonfinite.py"]
+    session.run("pytest", *paths, *session.posargs, env={"CGDR_EXHAUSTIVE": "1"})
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])

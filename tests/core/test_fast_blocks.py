@@ -1,4 +1,4 @@
-"""Blocks of the fast backend: transposes, sums of squares, and elements loaded from any layout."""
+"""Blocks of the fast backend: transposes, the largest element, and elements loaded from any layout."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,26 +52,14 @@ def test_transpose_moves_bits_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("m", "n"), SIZES)
-def test_squares(m: int, n: int) -> None:
-    x, sums = in_room(random(m, n)), np.full(m + 1, CANARY, F32)
-    blocks.squares(x, sums)
-    np.testing.assert_allclose(sums[:m], (x.astype(np.float64) ** 2).sum(1), rtol=1e-6)
-    assert sums[m] == CANARY
-    for i in range(m):
-        alone = np.full(1, np.nan, F32)
-        blocks.squares(in_room(x[i : i + 1]), alone)
-        assert alone[0] == sums[i], "a row's bits do not depend on its mates"
-
-
-def test_squares_of_what_leaves_float32() -> None:
-    x = in_room(np.ones((4, 20), F32))
-    x[0, 19], x[1, 3], x[2, 7] = 1e30, np.nan, -np.inf
-    sums = np.zeros(4, F32)
-    with np.errstate(over="ignore"):
-        blocks.squares(x, sums)
-    assert sums[0] == sums[2] == np.inf
-    assert np.isnan(sums[1])
-    assert sums[3] == 20
+def test_largest(m: int, n: int) -> None:
+    x = in_room(random(m, n))
+    assert blocks.largest(x) == np.abs(x).max()
+    for value in (-1e30, np.inf, -np.inf, np.nan):
+        for i, j in {(0, 0), (m - 1, n - 1), (m // 2, n // 2)}:
+            some = in_room(x)
+            some[i, j] = value
+            np.testing.assert_equal(blocks.largest(some), F32(abs(value)))
 
 
 def first_axis_adjacent(x: np.ndarray) -> np.ndarray:
@@ -140,14 +128,6 @@ def test_load_block_of_one_row_again_and_again(axis: int) -> None:
     page, turn = np.full((16, 16), np.nan, F32), np.full(256, np.nan, F32)
     blocks.load_block(as_words(x), KINDS[x.dtype], page, turn)
     assert np.array_equal(page[:5, :9], x)
-
-
-def test_fetch_changes_nothing() -> None:
-    x = random(5, 9)
-    kept = x.copy()
-    for view in (x, x.T, x[::-1, ::-1], x[:0], x[:, :0]):
-        blocks.fetch(as_words(view))
-    assert np.array_equal(x, kept)
 
 
 def test_whole_vectors_fit_the_room() -> None:

@@ -146,7 +146,7 @@ def head_rows(dk: int, width: int) -> HeadRows:
     key = whole(dk)
     return HeadRows(
         nan(3 * C, key), nan(C, C), nan(C, C), gates, nan(key), nan(3 * C, width), nan(C, width),
-        nan(C * max(key, width)),
+        nan(width // 16), nan(C * max(key, width)),
     )  # fmt: skip
 
 
@@ -160,7 +160,14 @@ def head_result(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> tuple[
     decay_scores(raw[:n], raw[n : 2 * n], x.gates, x.b, x.m)
     out, tile = nan(n, columns + 1), nan(whole(dk), whole(columns))
     tile[:dk, :columns] = state
-    done = phases_v.run_head(as_words(apart(v)), as_words(out)[:, :columns], FP32, tile, dk, x)
+    values = (as_words(apart(v)), as_words(out)[:, :columns], FP32)
+    nothing = as_words(apart(v))[:0]
+    bounds = np.full(whole(columns), np.inf, F32)
+    sizes = (dk, bounds, np.abs(x.pair[: 2 * n, :dk]).max())
+    done = phases_v.run_head(values, (nothing, nothing, nothing), tile, sizes, x)
+    if done:
+        largest = [np.abs(tile[:dk, c : min(c + 16, columns)]).max() for c in range(0, columns, 16)]
+        assert (bounds[: len(largest)] >= largest).all()
     return out[:, :columns], tile[:dk, :columns], done
 
 

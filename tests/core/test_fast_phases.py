@@ -11,8 +11,8 @@ from cgdr_numba.core.fast import chunk_worker, phases_k, phases_v
 from cgdr_numba.core.fast.decay import HIGHEST_RISE, LOWEST_FACTOR
 from cgdr_numba.core.phases import CHUNK_PHASES, FAST_NEVER_FORMS, FAST_PHASES, FastPhase
 
-FUSED = {"run_head"}
-"""Functions that are several steps of the table."""
+FUSED = {"run_head", "finish_columns", "is_near", "move_bounds"}
+"""Functions that are several steps of the table, or decide whether they count."""
 ORDER = {phase.name: i for i, phase in enumerate(FAST_PHASES)}
 
 

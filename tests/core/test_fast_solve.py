@@ -35,7 +35,7 @@ def triangle(n: int, columns: int, seed: int = 0, garbage: float = np.nan, size:
         rng.standard_normal((2 * n, columns)),
         rng.standard_normal((n, columns)),
     )
-    return Triangle(b, m, *rows, through[: 2 * n, :columns], u[:n, :columns])
+    return Triangle(b, m, *rows, through[: 2 * n, :columns], u[:n, :columns], np.full(width // 16, garbage, F32))
 
 
 def copy(x: Triangle) -> Triangle:
@@ -51,7 +51,7 @@ def in_float64(x: Triangle) -> tuple[np.ndarray, np.ndarray]:
     wide = [part.astype(F64) for part in x]
     b, m = np.tril(np.nan_to_num(wide[0][:n, :n]), -1), np.tril(np.nan_to_num(wide[1][:n, :n]))
     beta, pull, decay, rest = (row[:n, None] for row in wide[2:6])
-    through, v = wide[6:]
+    through, v = wide[6:8]
     u = np.linalg.solve(np.eye(n) - b, beta * v - pull * through[:n])
     return rest * u, decay * through[n:] + m @ u
 
@@ -81,7 +81,7 @@ def test_against_float64(n: int) -> None:
     for columns in (1, 3, 16, 37):
         x = triangle(n, columns)
         u, o = in_float64(x)
-        assert solve.solve(x)
+        solve.solve(x)
         np.testing.assert_allclose(x.u, u, rtol=1e-5, atol=1e-4)
         np.testing.assert_allclose(x.through[n:], o, rtol=1e-5, atol=1e-4)
 
@@ -92,7 +92,7 @@ def test_chains_round_once_a_step_with_j_ascending(n: int) -> None:
     for columns in (1, 15, 16, 50, 128):
         x = triangle(n, columns)
         u, o = by_chains(x)
-        assert solve.solve(x)
+        solve.solve(x)
         assert np.array_equal(x.u, u)
         assert np.array_equal(x.through[n:], o)
 
@@ -101,8 +101,8 @@ def test_chains_round_once_a_step_with_j_ascending(n: int) -> None:
 @pytest.mark.parametrize(("n", "columns"), [(1, 1), (5, 7), (13, 33), (16, 18)])
 def test_what_has_no_meaning_does_not_matter(n: int, columns: int, garbage: float) -> None:
     x, y = triangle(n, columns), triangle(n, columns, garbage=garbage)
-    assert solve.solve(x)
-    assert solve.solve(y)
+    solve.solve(x)
+    solve.solve(y)
     assert np.array_equal(x.u, y.u)
     assert np.array_equal(x.through, y.through)
 
@@ -114,59 +114,40 @@ def test_columns_do_not_depend_on_their_mates() -> None:
         some = triangle(11, columns.stop - columns.start)
         some.u[:], some.through[:] = x.u[:, columns], x.through[:, columns]
         some = some._replace(b=x.b, m=x.m, beta=x.beta, pull=x.pull, decay=x.decay, rest=x.rest)
-        assert solve.solve(some)
+        solve.solve(some)
         parts.append((columns, some))
-    assert solve.solve(x)
+    solve.solve(x)
     for columns, some in parts:
         assert np.array_equal(some.u, x.u[:, columns])
         assert np.array_equal(some.through[11:], x.through[11:, columns])
 
 
-SPOILS = ["u", "memory", "out", "beta", "m", "b"]
+@pytest.mark.parametrize("n", [1, 5, 16])
+@pytest.mark.parametrize("columns", [1, 16, 17, 50, 128])
+def test_peaks_are_the_largest_of_u_in_every_16_columns(n: int, columns: int) -> None:
+    x = triangle(n, columns)
+    x.u[n // 2, columns - 1] = -1e9
+    plain = x._replace(rest=np.ones(C, F32), u=x.u.copy(), through=x.through.copy())
+    solve.solve(x)
+    solve.plain_solve(plain)
+    expected = [np.abs(plain.u[:, c : c + 16]).max() for c in range(0, columns, 16)]
+    np.testing.assert_allclose(x.peaks, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", SPOILS)
-def test_verdict_on_what_is_not_finite(name: str, value: float) -> None:
-    for n, columns, i, c in ((1, 1, 0, 0), (5, 7, 4, 6), (16, 40, 0, 39), (16, 40, 15, 3), (9, 17, 8, 16)):
+@pytest.mark.parametrize("name", ["u", "memory", "beta", "b"])
+def test_peaks_show_what_is_not_finite(name: str, value: float) -> None:
+    for n, columns, i, c in ((5, 7, 4, 6), (16, 40, 1, 39), (16, 40, 15, 3), (9, 17, 8, 16)):
         x = triangle(n, columns)
         if name == "u":
             x.u[i, c] = value
-        elif name in ("memory", "out"):
-            x.through[i + (n if name == "out" else 0), c] = value
+        elif name == "memory":
+            x.through[i, c] = value
         elif name == "beta":
             x.beta[i] = value
-        elif name == "m":
-            x.m[i, 0] = value
-        elif i:
-            x.b[i, 0] = value
         else:
-            continue
-        assert not np.isfinite(by_chains(x)[1]).all()
-        assert not solve.solve(x)
-
-
-def test_verdict_on_sums_about_the_end_of_float32() -> None:
-    """False exactly where an output is not finite, seen from the outputs themselves."""
-    verdicts = []
-    for seed in range(200):
-        x = triangle(1 + seed % 16, 1 + seed % 19, seed, size=1.0)
-        x.u[:] *= F32(10.0 ** (37 + seed % 3))
-        verdicts.append(bool(solve.solve(x)))
-        assert verdicts[-1] == bool(np.isfinite(x.through[len(x.u) :]).all())
-    assert 20 < sum(verdicts) < 180
-
-
-def test_largest_finite_outputs_pass() -> None:
-    x = triangle(3, 5)
-    x.m[:3, :3], x.decay[:] = 0, 1
-    x.through[3:] = np.finfo(F32).max * np.array([[1], [-1], [0]], F32)
-    assert solve.solve(x)
-
-
-def test_nothing_is_written_behind_whole_chunks() -> None:
-    x = copy(triangle(7, 20, garbage=-7.25))
-    page_u, page_through = x.u.base, x.through.base
-    solve.solve(x)
-    assert page_u.shape == (C, 32)
-    assert (page_through[7 + C :] == -7.25).all()
+            x.b[i, 0] = value
+        solve.solve(x)
+        bad = ~np.isfinite(x.peaks)
+        of_one_column = np.arange(len(x.peaks)) == c // 16
+        assert np.array_equal(bad, of_one_column if name in ("u", "memory") else np.ones_like(bad))
