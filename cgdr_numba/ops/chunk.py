@@ -96,12 +96,14 @@ def chunk_gated_delta_rule(
         tokens of a chunk are taken in by forward substitution, without an inverse. Gates are summed in float64, and
         the decay between two tokens is the product of e^G and e^-G where a chunk's sums stay within 60, else the exp
         of the difference. The token loop of `fused_recurrent_gated_delta_rule` (K first) runs instead where a
-        sequence's last chunk has up to 12 tokens, and for a chunk that holds a non-finite number, keys or betas above
-        2^10, gates that rise by more than e^10, or columns (by 16) whose state or change passes 2^50: so results are
-        finite exactly where the token loop's are, and a non-finite input spoils no earlier token and no other head.
-        A float32 key whose sum of squares leaves float32 is normalised to zero. For one package version, instruction set, dtype and state layout the bits of a (sequence, head)
-        depend on its own rows, state, Dk and Dv alone: not on threads, plan, V tiles, batch mates, packing, alignment
-        or strides. Splitting a call at multiples of 64 tokens, with the float32 state carried, changes no bit.
+        sequence's last chunk has up to 12 tokens, and for a chunk that holds a non-finite number, elements of q, k or
+        beta above 2^10, gates that rise by more than e^10, or columns (by 16) whose state or change passes 2^50: so
+        results are finite exactly where the token loop's are, and a non-finite input spoils no earlier token and no
+        other head. A float32 key whose sum of squares leaves float32 is normalised to zero.
+
+        For one package version, instruction set, dtype and state layout fast's bits of a (sequence, head) depend on
+        its own rows, state, Dk and Dv alone: not on threads, plan, V tiles, batch mates, packing, alignment or strides.
+        Splitting a call at multiples of 64 tokens, with the float32 state carried, changes no bit.
 
         Gates that are given raw are computed in float64 and rounded once to float32 (golden with float64 q: not at
         all), as `fused_gdn_gating` has them: results are those of a call with g and beta computed before.
