@@ -26,17 +26,10 @@ LAYERS = [
     ("core.fast.step", "core.fast.decay"),
     ("core.fast.k_first", "core.fast.v_first", "core.fast.blocks"),
     ("core.fast.convert", "core.fast.solve", "core.fast.microkernel", "core.fast.pairs"),
-    ("core.faithful", "core.fast", "core.phases", "core.gates", "core.threads"),
-    (
-        "core.dtypes",
-        "core.exp64",
-        "core.memory",
-        "core.ragged",
-        "core.schedule",
-        "core.jit",
-        "core.cache",
-        "core.l2norm",
-    ),
+    ("core.faithful", "core.fast", "core.phases", "core.gates"),
+    ("core.dtypes", "core.exp64", "core.l2norm", "core.memory", "core.ragged", "core.schedule"),
+    ("core.jit",),
+    ("core.cache", "core.threads"),
     ("core.dims", "errors", "core"),
 ]
 """From the public calls to the leaves; a package stands for all of its modules that are not named themselves."""

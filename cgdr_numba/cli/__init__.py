@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import cgdr_numba
-from cgdr_numba.cli import demo, info, plan, run
+from cgdr_numba.cli import demo, info, plan, run, warmup
 
 app = typer.Typer(
     name="cgdr",
@@ -19,6 +19,7 @@ app.command()(demo.demo)
 app.command()(run.run)
 app.command()(plan.plan)
 app.command()(info.info)
+app.command()(warmup.warmup)
 
 
 def _print_version(asked: bool) -> None:

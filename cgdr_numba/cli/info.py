@@ -12,7 +12,7 @@ import cgdr_numba
 from cgdr_numba.cli.console import print_json, print_text
 from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
 from cgdr_numba.core.fast.simd import instruction_set
-from cgdr_numba.core.threads import most_threads
+from cgdr_numba.core.threads import layer_name, most_threads
 from cgdr_numba.ops import BACKENDS, RECURRENT_BACKENDS
 from cgdr_numba.sched.device import ASCEND_310P, host, usable_cores
 from cgdr_numba.sched.plan import REVISION
@@ -40,7 +40,7 @@ def _facts() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name(),
         "usable_cores": usable_cores(),
-        "threading_layer": numba.config.THREADING_LAYER,
+        "threading_layer": layer_name(),
         "threads": numba.get_num_threads(),
         "most_threads": most_threads(),
         "jit": not numba.config.DISABLE_JIT,
@@ -64,7 +64,7 @@ def _text(facts: dict[str, Any]) -> str:
         "cgdr_numba": facts["cgdr_numba"],
         "versions": versions,
         "machine": f"{facts['machine']}, {facts['cpu']} as LLVM names it, {facts['usable_cores']} usable core(s)",
-        "numba": f"{facts['threads']} thread(s), threading layer setting {facts['threading_layer']!r}, {kernels}",
+        "numba": f"{facts['threads']} thread(s), threading layer {facts['threading_layer'] or 'none'}, {kernels}",
         "cache": facts["cache_folder"] or f"off ({FOLDER_VARIABLE} is empty)",
         "backends": f"{', '.join(facts['backends'])}; recurrent: {', '.join(facts['recurrent_backends'])}",
         "fast": f"instruction set {facts['instruction_set']}",

@@ -11,6 +11,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from cgdr_numba.core.cache import enable_cache
+from cgdr_numba.core.threads import has_threads, run_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,7 +115,8 @@ optimise once more at every level of a parallel loop, for half a minute in all."
 class Entry:
     """A kernel of one bin, and the parallel loop that runs it for every bin.
 
-    A single bin is called without the loop: waking threads would cost more than a small call.
+    A single bin is called without the loop, as waking threads would cost more than a small call; so are all bins, one
+    after another, where a process can have no threads.
     """
 
     def __init__(
@@ -143,14 +145,15 @@ class Entry:
     def compile(self) -> None:
         """Compile now, if that has not happened yet."""
         self._address = self._bin.address()
-        self._walk.compile()
+        if has_threads():
+            self._walk.compile()
 
     def __call__(self, n_bins: int, *arguments: Any) -> None:
         """Run all bins; they write into the last arguments."""
-        if n_bins == 1 or numba.config.DISABLE_JIT:
-            for b in range(n_bins):
-                self._bin(b, *arguments)
+        if n_bins > 1 and has_threads():
+            if not self._address:
+                self.compile()
+            run_threads(self._walk, self._address, n_bins, *arguments)
             return
-        if not self._address:
-            self.compile()
-        self._walk(self._address, n_bins, *arguments)
+        for b in range(n_bins):
+            self._bin(b, *arguments)

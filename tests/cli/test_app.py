@@ -13,7 +13,7 @@ from cgdr_numba.cli import demo, report
 from cgdr_numba.ops import BACKENDS
 from cgdr_numba.parity.runs import run_call
 from cgdr_numba.sched.plan import REVISION
-from commands import ROOT, Answer, cgdr, misused, run_process
+from commands import ROOT, Answer, cgdr, misused, refused, run_process
 from small_call import DATA, small_call
 
 
@@ -23,11 +23,11 @@ def test_version() -> None:
 
 def test_help_names_every_command() -> None:
     text = cgdr("--help").out
-    assert all(f"\n  {command} " in text for command in ("run", "plan", "demo", "info"))
+    assert all(f"\n  {command} " in text for command in ("run", "plan", "demo", "info", "warmup"))
     assert "..." not in text.partition("Commands:")[2]
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "demo", "info"])
+@pytest.mark.parametrize("command", ["run", "plan", "demo", "info", "warmup"])
 def test_every_command_has_help(command: str) -> None:
     assert f"Usage: cgdr {command}" in cgdr(command, "--help").out
 
@@ -147,3 +147,18 @@ def test_process_a_reader_that_leaves_is_no_error() -> None:
         ["bash", "-c", f"{command} | head -c 10"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ('{"operator', "")
+
+
+def test_warmup_compiles_what_is_asked_for() -> None:
+    text = cgdr("warmup").out
+    assert [line.split()[:2] for line in text.splitlines() if line.startswith("fast")] == [
+        ["fast", "prefill"],
+        ["fast", "decode"],
+        ["fast", "raw"],
+    ]
+    assert "faithful" not in text
+    assert "kept" in text
+
+
+def test_warmup_refuses_unknown_backends() -> None:
+    assert "`--backend` must be fast, faithful or all, got 'golden'" in refused("warmup", "--backend", "golden")

@@ -1,0 +1,42 @@
+"""`cgdr warmup`: compile kernels now, so that no later process does."""
+
+from typing import Annotated
+
+import typer
+
+from cgdr_numba.cli.console import errors_in_a_line, print_table, print_text
+from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
+from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
+from cgdr_numba.core.fast.chunk_worker import walk_chunks
+from cgdr_numba.core.fast.step_worker import walk_steps
+from cgdr_numba.core.gates import walk_gates
+from cgdr_numba.core.jit import Compiled, Entry
+from cgdr_numba.errors import ContractError
+
+_KERNELS: dict[str, tuple[tuple[str, Compiled | Entry], ...]] = {
+    "fast": (("prefill", walk_chunks), ("decode", walk_steps), ("raw gates", walk_gates)),
+    "faithful": (("default arithmetic", walk_bins), ("axpy and overflow options", walk_bins_optioned)),
+}
+
+
+def warmup(
+    backend: Annotated[str, typer.Option(help="fast, faithful or all.")] = "fast",
+) -> None:
+    """Compile kernels and keep them on disk.
+
+    A kernel is compiled once for all dtypes, layouts, strides and sizes, so nothing compiles in a server that was
+    warmed up on the same machine.
+    """
+    with errors_in_a_line():
+        chosen = list(_KERNELS) if backend == "all" else [backend]
+        if any(name not in _KERNELS for name in chosen):
+            raise ContractError(f"`--backend` must be fast, faithful or all, got {backend!r}")
+        rows = []
+        for name in chosen:
+            for what, kernel in _KERNELS[name]:
+                kernel.compile()
+                seconds = "-" if kernel.compile_seconds is None else f"{kernel.compile_seconds:.2f} s"
+                rows.append((name, what, seconds, "loaded from disk" if kernel.loaded else "compiled"))
+    print_table(("backend", "kernel", "time", ""), rows)
+    folder = cache_folder()
+    print_text(f"kept in {folder}" if folder else f"kept nowhere: {FOLDER_VARIABLE} is empty")
