@@ -38,6 +38,14 @@ def inlined_kernel(function: F) -> F:
     return numba.njit(_nrt=False, forceinline=True, **_STRICT)(function)  # type: ignore[no-any-return]
 
 
+def spliced_kernel(function: F) -> F:
+    """Compile as `kernel` does, as a part of its caller: for what one kernel calls in one place.
+
+    A kernel of its own would be optimised once more, with all that it calls, for each kernel around it.
+    """
+    return numba.njit(_nrt=False, inline="always", **_STRICT)(function)  # type: ignore[no-any-return]
+
+
 class Compiled:
     """A kernel that Python calls, with exactly one compiled signature, compiled at its first call.
 

@@ -15,7 +15,7 @@ from cgdr_numba.core.fast.decay import decay_scores, load_gates
 from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
 from cgdr_numba.core.fast.phases_v import FAR, finish_columns, load_state, run_head, store_state
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key
-from cgdr_numba.core.jit import Entry, call_at, kernel
+from cgdr_numba.core.jit import Entry, call_at, kernel, spliced_kernel
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -63,7 +63,7 @@ class Call(NamedTuple):
     is_v_first: bool
 
 
-@kernel
+@spliced_kernel
 def run_tokens(at: Any, c0: int, c1: int, s: ChunkOperands, own: Any, rows: Rows) -> None:
     """The token loop over columns c0 to c1 of one head's chunk; `own` is (kinds, state [Dk, width])."""
     kinds, state = own
@@ -72,7 +72,7 @@ def run_tokens(at: Any, c0: int, c1: int, s: ChunkOperands, own: Any, rows: Rows
     run_by_key(tokens, at, columns, columns, rows)
 
 
-@kernel
+@spliced_kernel
 def run_columns(at: Any, s: ChunkOperands, call: Call, state: F32Array, rows: ChunkRows) -> None:
     """A head's chunk some of whose columns got far: those by the token loop, the others as they are."""
     row, begin, n, head = at
@@ -85,7 +85,7 @@ def run_columns(at: Any, s: ChunkOperands, call: Call, state: F32Array, rows: Ch
             run_tokens(at, c, min(c + 16, columns), s, (call.kinds, state[:dk]), rows.step)
 
 
-@kernel
+@spliced_kernel
 def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
     """One chunk of some value heads of a key head; v and out hold the columns of a V tile.
 

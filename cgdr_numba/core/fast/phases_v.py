@@ -11,7 +11,7 @@ from cgdr_numba.core.fast.convert import adjacent, narrow_rows, swapped, widen_r
 from cgdr_numba.core.fast.decay import Gates
 from cgdr_numba.core.fast.microkernel import multiply_ahead, multiply_onto_scaled_ahead
 from cgdr_numba.core.fast.solve import Triangle, solve
-from cgdr_numba.core.jit import kernel
+from cgdr_numba.core.jit import kernel, spliced_kernel
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -84,7 +84,7 @@ def move_bounds(columns: int, widest: np.float32, gates: Gates, n: int, peaks: F
         bounds[block] = gates.decay[n - 1] * bounds[block] + np.float32(n) * (widest * reach * peaks[block])
 
 
-@kernel
+@spliced_kernel
 def run_head(at: Any, ahead: Any, state: F32Array, sizes: Any, x: HeadRows) -> bool:
     """All phases of one value head's chunk after its scores; returns False, and leaves the state, where it gets far.
 
@@ -111,7 +111,7 @@ def run_head(at: Any, ahead: Any, state: F32Array, sizes: Any, x: HeadRows) -> b
     return True
 
 
-@kernel
+@spliced_kernel
 def finish_columns(c: int, values: Any, state: F32Array, dk: int, x: HeadRows) -> None:
     """Out and the state of 16 columns from c on, which stayed near where others did not; `values` as in `run_head`."""
     v, out, kind = values
