@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from cgdr_numba.core import memory
+from cgdr_numba.core.dims import Dims
+from cgdr_numba.sched.host_plan import plan_host
 from conftest import COMPILED
 from fast_cases import (
     DTYPES,
@@ -57,6 +59,15 @@ def test_t070_threads_and_plans(dims: tuple[int, int], group: int, dtype: Any, v
             same(run_fast(case, v_first, threads=threads), expected, f"threads={threads}")
     for kind, device in devices(case).items():
         same(run_fast(case, v_first, target=device), expected, f"(bins, width) = {kind}")
+
+
+@every_layout
+def test_a_plan_made_before(v_first: bool) -> None:
+    case = ragged((5, 7), np.float32, 3, v_first)
+    lengths = tuple(case.lengths)
+    dims = Dims(sum(lengths), len(lengths), case.q.shape[2], case.v.shape[2], case.q.shape[3], case.v.shape[3])
+    plan = plan_host(dims, lengths, 3, 1)
+    same(run_fast(case, v_first, plan=plan), run_fast(case, v_first))
 
 
 def test_plans_are_of_every_kind() -> None:
