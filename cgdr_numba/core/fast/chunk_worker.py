@@ -15,7 +15,7 @@ from cgdr_numba.core.fast.decay import decay_scores, load_gates
 from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
 from cgdr_numba.core.fast.phases_v import FAR, finish_columns, load_state, run_head, store_state
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key
-from cgdr_numba.core.jit import Entry, call_at, kernel, spliced_kernel
+from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]

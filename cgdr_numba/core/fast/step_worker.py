@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cgdr_numba.core.dims import CHUNK, Dims
 from cgdr_numba.core.fast.convert import widen_row
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key, run_by_value, take_rows
-from cgdr_numba.core.jit import Entry, call_at, kernel, spliced_kernel
+from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
