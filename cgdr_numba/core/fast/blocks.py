@@ -4,6 +4,7 @@ Scratch arrays have room for whole vectors: rows and columns of a block up to th
 written along with it, and mean nothing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -13,6 +14,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from cgdr_numba.core.dtypes import FP32
 from cgdr_numba.core.fast.convert import adjacent, swapped, widen_rows
 from cgdr_numba.core.fast.simd import FLOAT, INDEX, SMALL, Lanes, instruction_set, larger
 from cgdr_numba.core.jit import kernel
@@ -43,6 +45,17 @@ def _turned(lanes: Lanes, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def _emit_turned(lanes: Lanes, shape: list[Any], load: Callable[..., Any], store: Callable[..., None]) -> None:
+    """Emit the transpose of [m, n] by blocks: load(row, column) and store(vector, row, column) of the transpose."""
+    builder, size = lanes.builder, INDEX(lanes.n)
+    blocks = [builder.sdiv(builder.add(n, INDEX(lanes.n - 1)), size) for n in shape]
+    with cgutils.for_range(builder, blocks[0]) as down, cgutils.for_range(builder, blocks[1]) as across:
+        row, column = builder.mul(down.index, size), builder.mul(across.index, size)
+        block = [load(builder.add(row, INDEX(i)), column) for i in range(lanes.n)]
+        for i, vector in enumerate(_turned(lanes, block)):
+            store(vector, builder.add(column, INDEX(i)), row)
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def _emit_transpose(_typing_context: Any, x: Any, y: Any) -> Any:
     """Y [n, m] = X [m, n]^T by whole blocks of lanes x lanes."""
@@ -51,17 +64,44 @@ def _emit_transpose(_typing_context: Any, x: Any, y: Any) -> Any:
         source, source_stride, shape = _array(context, builder, signature.args[0], values[0])
         target, target_stride, _ = _array(context, builder, signature.args[1], values[1])
         lanes = Lanes(builder, instruction_set().lanes)
-        size = INDEX(lanes.n)
-        blocks = [builder.sdiv(builder.add(n, INDEX(lanes.n - 1)), size) for n in shape]
-        with cgutils.for_range(builder, blocks[0]) as down, cgutils.for_range(builder, blocks[1]) as across:
-            row, column = builder.mul(down.index, size), builder.mul(across.index, size)
-            places = [(builder.add(row, INDEX(i)), builder.add(column, INDEX(i))) for i in range(lanes.n)]
-            block = [lanes.load(source, builder.add(builder.mul(place, source_stride), column)) for place, _ in places]
-            for vector, (_, place) in zip(_turned(lanes, block), places, strict=True):
-                lanes.store(vector, target, builder.add(builder.mul(place, target_stride), row))
+
+        def load(row: Any, column: Any) -> Any:
+            return lanes.load(source, builder.add(builder.mul(row, source_stride), column))
+
+        def store(vector: Any, row: Any, column: Any) -> None:
+            lanes.store(vector, target, builder.add(builder.mul(row, target_stride), column))
+
+        _emit_turned(lanes, shape, load, store)
         return context.get_dummy_value()
 
     return types.void(x, y), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _emit_transpose_singles(_typing_context: Any, words: Any, y: Any) -> Any:
+    """Y [m, n] = float32 elements [m, n, 2] whose first axis is dense, m and n multiples of the lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        target, target_stride, _ = _array(context, builder, signature.args[1], values[1])
+        m, n, _ = cgutils.unpack_tuple(builder, array.shape)
+        stride = builder.extract_value(array.strides, 1)
+        start = builder.bitcast(array.data, ir.IntType(8).as_pointer())
+        lanes = Lanes(builder, instruction_set().lanes)
+
+        def load(row: Any, column: Any) -> Any:
+            offset = builder.add(builder.mul(row, stride), builder.mul(column, INDEX(4)))
+            value = builder.load(builder.bitcast(builder.gep(start, [offset]), lanes.vector.as_pointer()))
+            value.align = 1
+            return value
+
+        def store(vector: Any, row: Any, column: Any) -> None:
+            lanes.store(vector, target, builder.add(builder.mul(row, target_stride), column))
+
+        _emit_turned(lanes, [n, m], load, store)
+        return context.get_dummy_value()
+
+    return types.void(words, y), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -130,14 +170,23 @@ _swapped = swapped
 
 
 @kernel
+def _transpose_singles(words: Words, y: F32Array) -> None:
+    """The intrinsic behind an ordinary call."""
+    _emit_transpose_singles(words, y)
+
+
+@kernel
 def load_block(words: Words, kind: int, y: F32Array, turn: F32Array) -> None:
     """y[:m, :n] = elements [m, n, w] as float32, fast where either axis has its elements next to one another.
 
     `turn` is flat scratch of at least ceil16(n) * ceil16(m) floats, used where that axis is the first one.
     """
-    n_words = words.shape[2]
-    if words.shape[1] > 1 and adjacent(kind, words.strides[0], words.strides[2], n_words):
-        m, n = words.shape[0], words.shape[1]
+    m, n = words.shape[0], words.shape[1]
+    if n > 1 and adjacent(kind, words.strides[0], words.strides[2], words.shape[2]):
+        # Whole blocks of float32 need no copy; others would read beyond the elements.
+        if not _PLAIN and kind == FP32 and m % 16 == 0 and n % 16 == 0:
+            _transpose_singles(words, y)
+            return
         columns = turn[: (m + 15) // 16 * 16 * n].reshape(n, (m + 15) // 16 * 16)
         widen_rows(_swapped(words), kind, columns)
         transpose(columns[:, :m], y)
