@@ -99,8 +99,12 @@ class Compiled:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _emit_call_at(_typing_context: Any, address: Any, _b: Any, arguments: Any) -> Any:
-    """Call the kernel at an address with (b, *arguments)."""
+def call_at(_typing_context: Any, address: Any, _b: Any, arguments: Any) -> Any:
+    """Call the kernel at an address with (b, *arguments).
+
+    Its code stays out of the caller's, which LLVM would otherwise optimise once more at every level of a parallel
+    loop, for half a minute in all.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = (types.int64, *signature.args[2].types)
@@ -113,11 +117,6 @@ def _emit_call_at(_typing_context: Any, address: Any, _b: Any, arguments: Any) -
         return context.get_dummy_value()
 
     return types.void(address, types.int64, arguments), generate
-
-
-call_at = _emit_call_at
-"""(address, b, arguments): the kernel at an address. Its code stays out of the caller's, which LLVM would otherwise
-optimise once more at every level of a parallel loop, for half a minute in all."""
 
 
 class Entry:

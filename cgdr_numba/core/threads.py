@@ -18,6 +18,8 @@ class _Layer:
         """Held while threads run where the layer takes one caller at a time."""
         self.name: str | None = None
         """The layer's name once it has started; empty where there is none to use."""
+        self.is_lost = False
+        """Whether a fork has left the threads behind."""
 
     def start(self) -> str:
         """Return the layer's name, starting it the first time; empty, with one warning, where numba has none."""
@@ -29,6 +31,12 @@ class _Layer:
 
     def _start(self) -> str:
         """Start the layer that numba's settings ask for."""
+        if self.is_lost:
+            _warn(
+                "this process was forked from one that runs OpenMP threads, which cannot be used here (start processes "
+                "by spawn or forkserver, or set NUMBA_THREADING_LAYER=workqueue)"
+            )
+            return ""
         try:
             numba.get_num_threads()
             return str(numba.threading_layer())
@@ -40,17 +48,7 @@ class _Layer:
         """Run on one thread in a child of a process that uses OpenMP: GNU's would end the child."""
         self.lock = threading.Lock()
         if self.name == "omp":
-            self.name = None
-            self._start = _refuse_after_fork  # type: ignore[method-assign]
-
-
-def _refuse_after_fork() -> str:
-    """Say that a forked process has no threads."""
-    _warn(
-        "this process was forked from one that runs OpenMP threads, which cannot be used here (start processes by "
-        "spawn or forkserver, or set NUMBA_THREADING_LAYER=workqueue)"
-    )
-    return ""
+            self.name, self.is_lost = None, True
 
 
 def _warn(reason: str) -> None:
