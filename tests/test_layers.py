@@ -24,12 +24,12 @@ LAYERS = [
     ("core.faithful.phases_k", "core.fast.phases_k"),
     ("core.fast.chunk_arena",),
     ("core.fast.step", "core.fast.decay"),
-    ("core.fast.k_first", "core.fast.v_first", "core.fast.blocks"),
+    ("core.fast.k_first", "core.fast.v_first", "core.fast.blocks", "core.fast.stream"),
     ("core.fast.convert", "core.fast.solve", "core.fast.microkernel", "core.fast.pairs"),
     ("core.faithful", "core.fast", "core.phases", "core.gates"),
     ("core.dtypes", "core.exp64", "core.l2norm", "core.memory", "core.ragged", "core.schedule"),
     ("core.jit",),
-    ("core.cache", "core.threads"),
+    ("core.cache", "core.threads", "core.lease"),
     ("core.dims", "errors", "core"),
 ]
 """From the public calls to the leaves; a package stands for all of its modules that are not named themselves."""

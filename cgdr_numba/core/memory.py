@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from cgdr_numba.core.lease import LEASED_BYTES, Lease
+
 ALIGNMENT_BYTES = 64
 """A cache line, and one 512-bit vector: unaligned scratch makes every wide access touch two lines."""
 
@@ -25,7 +27,11 @@ class Scratch(NamedTuple):
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an uninitialised C-contiguous array that begins on a cache line."""
     kind = np.dtype(dtype)
-    buffer = np.empty(math.prod(shape) * kind.itemsize + ALIGNMENT_BYTES, np.uint8)
+    return _aligned(shape, kind, np.empty(math.prod(shape) * kind.itemsize + ALIGNMENT_BYTES, np.uint8))
+
+
+def _aligned(shape: tuple[int, ...], kind: np.dtype[Any], buffer: NDArray[np.uint8]) -> NDArray[Any]:
+    """Return an array in a buffer with room for ALIGNMENT_BYTES more, from its first cache line on."""
     start = -buffer.__array_interface__["data"][0] % ALIGNMENT_BYTES
     return np.ndarray(shape, kind, buffer, start)
 
@@ -33,8 +39,11 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 def result(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an uninitialised C-contiguous array for what a call returns; a large one begins on a cache line."""
     kind = np.dtype(dtype)
+    n_bytes = math.prod(shape) * kind.itemsize
+    if n_bytes >= LEASED_BYTES:
+        return _aligned(shape, kind, np.asarray(Lease(n_bytes + ALIGNMENT_BYTES)))
     # Finding the cache line takes 2 us; without it two threads write to one line wherever V tiles meet.
-    if math.prod(shape) * kind.itemsize >= ALIGNED_RESULT_BYTES:
+    if n_bytes >= ALIGNED_RESULT_BYTES:
         return empty(shape, kind)
     return np.empty(shape, kind)
 

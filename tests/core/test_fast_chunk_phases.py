@@ -160,7 +160,7 @@ def head_result(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> tuple[
     decay_scores(raw[:n], raw[n : 2 * n], x.gates, x.b, x.m)
     out, tile = nan(n, columns + 1), nan(whole(dk), whole(columns))
     tile[:dk, :columns] = state
-    values = (as_words(apart(v)), as_words(out)[:, :columns], FP32)
+    values = (as_words(apart(v)), as_words(out)[:, :columns], FP32, False)
     nothing = as_words(apart(v))[:0]
     bounds = np.full(whole(columns), np.inf, F32)
     sizes = (dk, bounds, np.abs(x.pair[: 2 * n, :dk]).max())

@@ -15,6 +15,7 @@ from cgdr_numba.core.fast.decay import decay_scores, load_gates
 from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
 from cgdr_numba.core.fast.phases_v import FAR, finish_columns, load_state, run_head, store_state
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key
+from cgdr_numba.core.fast.stream import finish_streams
 from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
 
 F32Array = NDArray[np.float32]
@@ -60,6 +61,8 @@ class Call(NamedTuple):
     kinds: ChunkKinds
     how: Any
     """(whether q and k are normalised, scale)"""
+    is_streamed: bool
+    """Whether out goes past the caches."""
     is_v_first: bool
 
 
@@ -77,7 +80,7 @@ def run_columns(at: Any, s: ChunkOperands, call: Call, state: F32Array, rows: Ch
     """A head's chunk some of whose columns got far: those by the token loop, the others as they are."""
     row, begin, n, head = at
     dk, end, columns = call.dims.dk, begin + n, s.v.shape[3]
-    values = (s.v[row, begin:end, head], s.out[row, begin:end, head], call.kinds.qkv)
+    values = (s.v[row, begin:end, head], s.out[row, begin:end, head], call.kinds.qkv, False)
     for c in range(0, columns, 16):
         if rows.head.peaks[c // 16] <= FAR:
             finish_columns(c, values, state, dk, rows.head)
@@ -110,7 +113,7 @@ def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
         done = False
         if has_sums:
             decay_scores(rows.raw[:n], rows.raw[n : 2 * n], x.gates, x.b, x.m)
-            values = (s.v[row, begin:end, head], s.out[row, begin:end, head], kinds.qkv)
+            values = (s.v[row, begin:end, head], s.out[row, begin:end, head], kinds.qkv, call.is_streamed)
             # The next head's values, and meanwhile the next chunk's keys and queries, with the first head.
             is_last = head + 1 == end_head
             next_v = s.v[row, end:after, first_head] if is_last else s.v[row, begin:end, head + 1]
@@ -143,6 +146,7 @@ def _run_bin(
     dims: Dims,
     kinds: ChunkKinds,
     normalise: bool,
+    is_streamed: bool,
     is_v_first: bool,
     scale: np.float32,
     width: int,
@@ -156,7 +160,7 @@ def _run_bin(
     A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
     and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first.
     """
-    call = Call(dims, kinds, (normalise, scale), is_v_first)
+    call = Call(dims, kinds, (normalise, scale), is_streamed, is_v_first)
     n_shared, n_tiles = dims.hv // dims.hk, (dims.dv + width - 1) // width
     rows = take_chunk_rows(arenas[b], (dims.dk, dims.dv), width, n_together)
     for i in range(bin_ptr[b], bin_ptr[b + 1]):
@@ -175,6 +179,8 @@ def _run_bin(
         for head in range(first_head, end_head):
             words = final_state[n, head]
             store_state(rows.states[head - first_head], final_form, (c0, c1), words, rows.head.turn)
+    if is_streamed:
+        finish_streams()
 
 
 def _walk(
@@ -194,6 +200,7 @@ def _walk(
     dims: Dims,
     kinds: ChunkKinds,
     normalise: bool,
+    is_streamed: bool,
     is_v_first: bool,
     scale: np.float32,
     width: int,
@@ -219,6 +226,7 @@ def _walk(
             dims,
             kinds,
             normalise,
+            is_streamed,
             is_v_first,
             scale,
             width,
@@ -243,8 +251,7 @@ def _argument_types() -> tuple[Any, ...]:
         types.Array(types.int64, 2, "C"),
         integers,
         *(numba.typeof(example) for example in (Dims(*[1] * 6), ChunkKinds(*[1] * 5))),
-        types.boolean,
-        types.boolean,
+        *([types.boolean] * 3),
         types.float32,
         types.int64,
         types.int64,

@@ -23,7 +23,7 @@ Words = NDArray[np.uint16]
 _WORD, _BITS = ir.IntType(16), ir.IntType(32)
 
 
-class _Elements:
+class Elements:
     """Emits conversions of `n` elements at once; n = 1 is a scalar in a vector."""
 
     def __init__(self, builder: Any, n: int) -> None:
@@ -101,7 +101,7 @@ def _emit_loop(builder: Any, n: Any, emit: Any) -> None:
     tail = builder.mul(n_vectors, INDEX(n_lanes))
     for lanes, start, end in ((n_lanes, INDEX(0), n_vectors), (1, tail, n)):
         with cgutils.for_range(builder, end, start=start) as loop:
-            emit(_Elements(builder, lanes), builder.mul(loop.index, INDEX(lanes)))
+            emit(Elements(builder, lanes), builder.mul(loop.index, INDEX(lanes)))
 
 
 def _rows_intrinsic(to_float: bool) -> Any:
@@ -119,7 +119,7 @@ def _rows_intrinsic(to_float: bool) -> Any:
             for number, name in ((FP16, "half"), (BF16, "bf16"), (FP32, "")):
                 is_kind = builder.icmp_signed("==", values[1], ir.Constant(values[1].type, number))
                 with builder.if_then(is_kind), cgutils.for_range(builder, n_rows) as loop:
-                    rows = [_row_of(builder, array, loop.index) for array in (words_array, floats_array)]
+                    rows = [row_of(builder, array, loop.index) for array in (words_array, floats_array)]
                     _emit_loop(builder, n, _move(to_float, name, *rows))
             return context.get_dummy_value()
 
@@ -128,7 +128,7 @@ def _rows_intrinsic(to_float: bool) -> Any:
     return emitted
 
 
-def _row_of(builder: Any, array: Any, row: Any) -> Any:
+def row_of(builder: Any, array: Any, row: Any) -> Any:
     """Return the address of the first element of a row."""
     offset = builder.mul(row, builder.extract_value(array.strides, 0))
     address = builder.gep(builder.bitcast(array.data, ir.IntType(8).as_pointer()), [offset])
@@ -138,7 +138,7 @@ def _row_of(builder: Any, array: Any, row: Any) -> Any:
 def _move(to_float: bool, name: str, words: Any, floats: Any) -> Any:
     """Return what emits one step of a row: load, convert, store."""
 
-    def emit(elements: _Elements, begin: Any) -> None:
+    def emit(elements: Elements, begin: Any) -> None:
         builder = elements.builder
         element = elements.words if name else elements.floats
         raw = builder.bitcast(words, element.element.as_pointer())

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from cgdr_numba.sched.host_plan import HostPlan
     from cgdr_numba.sched.steps import StepPlan
 
+STREAMED_BYTES = 2**23
+"""Results of the chunked form from this size on are written past the caches, which would lose them before their use."""
+
 
 class PreparedSteps:
     """Launches of one recurrent problem's shape: all that does not change between calls, and scratch."""
@@ -98,6 +101,7 @@ def run_chunks(
         problem.dims,
         ChunkKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, given, final))),
         problem.normalise,
+        out.nbytes >= STREAMED_BYTES,
         problem.state_v_first,
         single(problem.scale),
         plan.width,

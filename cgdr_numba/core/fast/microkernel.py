@@ -59,10 +59,16 @@ class _Ahead:
         by_token, by_channel = (builder.icmp_signed("==", stride, element) for stride in (strides[1], strides[0]))
         n_rows = builder.select(by_token, shape[0], builder.select(by_channel, shape[1], INDEX(0)))
         row_bytes = builder.mul(element, builder.select(by_token, shape[1], shape[0]))
-        n_lines = builder.add(builder.sdiv(builder.sub(row_bytes, INDEX(1)), INDEX(LINE_BYTES)), INDEX(1))
         stride = builder.select(by_token, strides[0], strides[1])
+        # A row may begin inside a line, so its last byte is asked for too. Of a channel that is all: what comes before
+        # lies in a line that came with an earlier chunk.
+        last = builder.sub(row_bytes, INDEX(1))
+        first = builder.select(by_token, INDEX(0), last)
+        n_lines = builder.add(builder.sdiv(builder.sub(last, first), INDEX(LINE_BYTES)), INDEX(2))
+        n_lines = builder.select(by_token, n_lines, INDEX(1))
         start = builder.bitcast(array.data, ir.IntType(8).as_pointer())
-        return start, stride, n_rows, n_lines, builder.select(by_token, INDEX(1), INDEX(CHANNELS_A_TILE))
+        place = builder.gep(start, [first])
+        return place, stride, n_rows, (n_lines, builder.sub(last, first)), builder.select(by_token, INDEX(1), INDEX(CHANNELS_A_TILE))
 
     def emit(self) -> None:
         """Ask for the next rows of every array that has some, into the first-level cache."""
@@ -70,7 +76,7 @@ class _Ahead:
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for start, stride, n_rows, n_lines, n_together in self.rows:
+        for start, stride, n_rows, (n_lines, last), n_together in self.rows:
             row = builder.mul(step, n_together)
             with (
                 builder.if_then(builder.icmp_signed("<", row, n_rows)),
@@ -78,7 +84,8 @@ class _Ahead:
                 cgutils.for_range(builder, n_lines) as lines,
             ):
                 first = builder.mul(builder.add(row, rows.index), stride)
-                offset = builder.add(first, builder.mul(lines.index, INDEX(LINE_BYTES)))
+                line = builder.mul(lines.index, INDEX(LINE_BYTES))
+                offset = builder.add(first, builder.select(builder.icmp_signed("<", line, last), line, last))
                 builder.call(ask, [builder.gep(start, [offset]), SMALL(0), SMALL(3), SMALL(1)])
         builder.store(builder.add(step, INDEX(1)), self.count)
 

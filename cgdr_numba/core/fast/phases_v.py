@@ -11,6 +11,7 @@ from cgdr_numba.core.fast.convert import adjacent, narrow_rows, swapped, widen_r
 from cgdr_numba.core.fast.decay import Gates
 from cgdr_numba.core.fast.microkernel import multiply_ahead, multiply_onto_scaled_ahead
 from cgdr_numba.core.fast.solve import Triangle, solve
+from cgdr_numba.core.fast.stream import stream_rows
 from cgdr_numba.core.jit import kernel, spliced_kernel
 
 F32Array = NDArray[np.float32]
@@ -89,10 +90,10 @@ def run_head(at: Any, ahead: Any, state: F32Array, sizes: Any, x: HeadRows) -> b
     """All phases of one value head's chunk after its scores; returns False, and leaves the state, where it gets far.
 
     K S and Q S into through; V, U and O by `solve`; out = O; S = e^G_last S + K^T (e^(G_last - G) U). Reads pair, b, m,
-    gates; `at` is (v, out, kind), v and out being [r, n, w]; `ahead` is (q, k, v) of what comes next, fetched
-    meanwhile; `sizes` is (Dk, bounds of the state, largest element of the pair).
+    gates; `at` is (v, out, kind, whether out is streamed), v and out being [r, n, w]; `ahead` is (q, k, v) of what
+    comes next, fetched meanwhile; `sizes` is (Dk, bounds of the state, largest element of the pair).
     """
-    v, out, kind = at
+    v, out, kind, is_streamed = at
     next_q, next_k, next_v = ahead
     dk, bounds, widest = sizes
     n, columns, gates = v.shape[0], v.shape[1], x.gates
@@ -105,7 +106,10 @@ def run_head(at: Any, ahead: Any, state: F32Array, sizes: Any, x: HeadRows) -> b
     _solve(Triangle(x.b, x.m, gates.beta, gates.pull, gates.decay, gates.rest, through, u, x.peaks))
     if not is_near(columns, state, dk, bounds, x.peaks):
         return False
-    narrow_rows(through[n:], kind, out)
+    if is_streamed:
+        stream_rows(through[n:], kind, out)
+    else:
+        narrow_rows(through[n:], kind, out)
     _update(x.pair[:n, :dk].T, u, x.all_decay[:dk], state[:dk, :columns], next_q, next_k)
     move_bounds(columns, widest, gates, n, x.peaks, bounds)
     return True
@@ -114,7 +118,7 @@ def run_head(at: Any, ahead: Any, state: F32Array, sizes: Any, x: HeadRows) -> b
 @spliced_kernel
 def finish_columns(c: int, values: Any, state: F32Array, dk: int, x: HeadRows) -> None:
     """Out and the state of 16 columns from c on, which stayed near where others did not; `values` as in `run_head`."""
-    v, out, kind = values
+    v, out, kind, _ = values
     n, end = out.shape[0], min(c + 16, out.shape[1])
     narrow_rows(x.through[n : 2 * n, c:end], kind, out[:, c:end])
     nothing = v[:0]
