@@ -1,7 +1,7 @@
 """Memory of large results, used again once the last array over it is gone.
 
-The C library maps requests of 32 MiB and more afresh each time, and the kernel zeroes every page of them: 3 of the 40 ms
-of a prefill whose result is that large. Smaller requests it serves again by itself.
+The C library maps requests of 32 MiB and more afresh each time, and the kernel zeroes every page of them: 3 of the 40
+ms of a prefill whose result is that large. Smaller requests it serves again by itself.
 """
 
 from typing import Any, Final

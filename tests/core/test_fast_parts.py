@@ -45,15 +45,13 @@ def test_rows_are_converted_exactly_and_rounded_to_nearest_even(dtype: Any, step
 
 
 @pytest.mark.parametrize(("dk", "n"), [(1, 1), (5, 37), (7, 1), (37, 5), (64, 130), (128, 128), (130, 18)])
-@pytest.mark.parametrize("passes", [k_first, v_first])
-def test_passes_over_a_state(passes: Any, dk: int, n: int) -> None:
-    is_v_first = passes is v_first
-    shape = (n, dk) if is_v_first else (dk, n)
-    state = np.pad(random(*shape), [(0, 0), (0, 3)])[:, : shape[1]]
+def test_passes_over_a_state_of_keys(dk: int, n: int) -> None:
+    passes = k_first.passes
+    state = np.pad(random(dk, n), [(0, 0), (0, 3)])[:, :n]
     k, q, k_next, q_next = random(4, dk, seed=1)
     delta, decay = random(n, seed=2), F32(0.7)
     m, p, m_fused, p_fused = np.full((4, n), np.nan, F32)
-    s = (state.T if is_v_first else state).astype(np.float64)
+    s = state.astype(np.float64)
 
     passes.read(state, k, q, m, p)
     np.testing.assert_allclose(m, s.T @ k, rtol=1e-4, atol=1e-4)
@@ -62,7 +60,7 @@ def test_passes_over_a_state(passes: Any, dk: int, n: int) -> None:
     updated = np.full_like(state, np.nan)
     passes.update(state, decay, k, delta, updated)
     expected = decay * s + np.outer(k, delta)
-    np.testing.assert_allclose(updated, expected.T if is_v_first else expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(updated, expected, rtol=1e-5, atol=1e-5)
 
     passes.read(updated, k_next, q_next, m, p)
     in_place = state.copy()
@@ -70,6 +68,60 @@ def test_passes_over_a_state(passes: Any, dk: int, n: int) -> None:
     assert np.array_equal(in_place, updated), "both halves at once have the bits of one after the other"
     assert np.array_equal(m_fused, m)
     assert np.array_equal(p_fused, p)
+
+
+def row_tokens(state: np.ndarray, n_tokens: int, n: int, dk: int) -> v_first.RowTokens:
+    """Tokens for a state [n, Dk], in rows that have room for whole vectors where scratch has it."""
+    k, q = (padded(n_tokens, dk, seed) for seed in (1, 2))
+    gates = [np.abs(random(n_tokens, seed=seed)) / 3 for seed in (4, 5)]
+    return v_first.RowTokens(state, k, q, (k * q).sum(axis=1), *gates, padded(n_tokens, n, 3), state)
+
+
+def rows_by_definition(x: v_first.RowTokens) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and the state in float64."""
+    s, outputs = x.state.astype(np.float64), []
+    for k, q, decay, beta, value in zip(x.k, x.q, x.decay, x.beta, x.values, strict=True):
+        s = s * float(decay)
+        s += np.outer(float(beta) * (value.astype(np.float64) - s @ k), k.astype(np.float64))
+        outputs.append(s @ q)
+    return np.array(outputs), s
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 5])
+@pytest.mark.parametrize(("dk", "n"), [(1, 1), (5, 37), (7, 1), (37, 5), (64, 130), (128, 128), (128, 13), (130, 18)])
+def test_tokens_over_a_state_of_values(dk: int, n: int, n_tokens: int) -> None:
+    x = row_tokens(np.pad(random(n, dk), [(0, 0), (0, 3)])[:, :dk], n_tokens, n, dk)
+    outputs, state = rows_by_definition(x)
+    start, values = x.state.copy(), x.values.copy()
+    v_first.run_rows(x)
+    np.testing.assert_allclose(x.values, outputs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(x.state, state, rtol=1e-4, atol=1e-4)
+
+    apart = x._replace(source=start, values=values.copy(), state=np.full((n, dk), np.nan, F32))
+    v_first.run_rows(apart)
+    assert np.array_equal(apart.state, x.state), "where rows come from changes no bit"
+    assert np.array_equal(apart.values, x.values)
+
+    for i in range(n_tokens):
+        one = slice(i, i + 1)
+        parts = {name: getattr(x, name)[one] for name in ("k", "q", "kq", "decay", "beta")}
+        v_first.run_rows(v_first.RowTokens(start, **parts, values=values[one], state=start))
+    assert np.array_equal(start, x.state), "a run may be cut at any token"
+    assert np.array_equal(values, x.values)
+
+
+@pytest.mark.parametrize("dk", [50, 128])
+def test_rows_do_not_depend_on_their_mates(dk: int) -> None:
+    """Rows of a block and single rows have the same bits."""
+    x = row_tokens(random(21, dk), 3, 21, dk)
+    start, values = x.state.copy(), x.values.copy()
+    v_first.run_rows(x)
+    for rows in (slice(0, 1), slice(3, 20), slice(13, 21)):
+        mine = start[rows].copy()
+        part = x._replace(source=mine, values=values[:, rows].copy(), state=mine)
+        v_first.run_rows(part)
+        assert np.array_equal(part.state, x.state[rows])
+        assert np.array_equal(part.values, x.values[:, rows])
 
 
 def test_columns_do_not_depend_on_their_mates() -> None:

@@ -52,23 +52,24 @@ class _Ahead:
         self.rows = [self._rows_of(array) for array in arrays]
 
     def _rows_of(self, array: Any) -> tuple[Any, ...]:
-        """(address, stride, rows, lines of a row, rows a tile): of tokens, or of channels where tokens are adjacent."""
+        """(address, stride, rows, lines and bytes of a row, rows a tile) of tokens, or of channels if those are dense.
+
+        A row of tokens may begin inside a line, so its last byte is asked for as well as every 64th. Of a channel the
+        last byte is all: what comes before lies in a line that came with an earlier chunk.
+        """
         builder = self.builder
         shape, strides = (cgutils.unpack_tuple(builder, x) for x in (array.shape, array.strides))
         element = builder.mul(shape[2], INDEX(2))
         by_token, by_channel = (builder.icmp_signed("==", stride, element) for stride in (strides[1], strides[0]))
         n_rows = builder.select(by_token, shape[0], builder.select(by_channel, shape[1], INDEX(0)))
-        row_bytes = builder.mul(element, builder.select(by_token, shape[1], shape[0]))
-        stride = builder.select(by_token, strides[0], strides[1])
-        # A row may begin inside a line, so its last byte is asked for too. Of a channel that is all: what comes before
-        # lies in a line that came with an earlier chunk.
-        last = builder.sub(row_bytes, INDEX(1))
+        last = builder.sub(builder.mul(element, builder.select(by_token, shape[1], shape[0])), INDEX(1))
         first = builder.select(by_token, INDEX(0), last)
         n_lines = builder.add(builder.sdiv(builder.sub(last, first), INDEX(LINE_BYTES)), INDEX(2))
         n_lines = builder.select(by_token, n_lines, INDEX(1))
-        start = builder.bitcast(array.data, ir.IntType(8).as_pointer())
-        place = builder.gep(start, [first])
-        return place, stride, n_rows, (n_lines, builder.sub(last, first)), builder.select(by_token, INDEX(1), INDEX(CHANNELS_A_TILE))
+        stride = builder.select(by_token, strides[0], strides[1])
+        place = builder.gep(builder.bitcast(array.data, ir.IntType(8).as_pointer()), [first])
+        n_together = builder.select(by_token, INDEX(1), INDEX(CHANNELS_A_TILE))
+        return place, stride, n_rows, (n_lines, builder.sub(last, first)), n_together
 
     def emit(self) -> None:
         """Ask for the next rows of every array that has some, into the first-level cache."""

@@ -95,6 +95,14 @@ class Lanes:
         place = self.builder.bitcast(self.builder.gep(pointer, [offset]), self.vector.as_pointer())
         self.builder.store(value, place).align = 4
 
+    def prefetch_to_write(self, pointer: Any, offset: Any) -> None:
+        """Ask for the line of pointer[offset], which may lie outside of any array, to read and write it."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, SMALL, SMALL, SMALL])
+        ask = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
+        place = self.builder.bitcast(self.builder.gep(pointer, [offset]), byte)
+        self.builder.call(ask, [place, SMALL(1), SMALL(3), SMALL(1)])
+
     def splat(self, scalar: Any) -> Any:
         """A scalar in every lane."""
         undefined = ir.Constant(self.vector, ir.Undefined)

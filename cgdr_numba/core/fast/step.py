@@ -1,6 +1,5 @@
 """The recurrent path: a run of tokens over one head's state, which is read and written once for all of them."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,17 +8,18 @@ from numpy.typing import NDArray
 from cgdr_numba.core.dims import CHUNK
 from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.exp64 import exp64
-from cgdr_numba.core.fast import k_first, v_first
+from cgdr_numba.core.fast import k_first
 from cgdr_numba.core.fast.convert import narrow_row, widen_row, widen_rows
 from cgdr_numba.core.fast.pairs import prepare_pairs
-from cgdr_numba.core.fast.passes import Passes
+from cgdr_numba.core.fast.v_first import RowTokens, run_rows
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
 
 _exp64 = kernel(exp64)
-_prepare_pairs = prepare_pairs
+_prepare_pairs, _run_rows = prepare_pairs, run_rows
+_read, _update, _update_and_read = k_first.passes
 
 
 class Rows(NamedTuple):
@@ -37,28 +37,39 @@ class Rows(NamedTuple):
     """[Dv]; S^T k."""
     p: F32Array
     """[Dv]; S^T q."""
+    decay: F32Array
+    """[64]; e^g of each token."""
+    beta: F32Array
+    """[64]"""
+    values: F32Array
+    """[64, ceil16(Dv)]; v of each token, then its outputs."""
 
 
 @kernel
 def take_rows(arena: F32Array, dk: int, dv: int) -> Rows:
     """Return the rows of one arena (flat floats); each begins on a cache line."""
     key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
-    q_end, k_end = CHUNK * key, 2 * CHUNK * key
-    rows = k_end + CHUNK
+    k_rows, kq = CHUNK * key, 2 * CHUNK * key
+    delta = kq + CHUNK
+    m, p, decay = delta + value, delta + 2 * value, delta + 3 * value
+    values = decay + 2 * CHUNK
     return Rows(
-        arena[:q_end].reshape(CHUNK, key),
-        arena[q_end:k_end].reshape(CHUNK, key),
-        arena[k_end:rows],
-        arena[rows : rows + dv],
-        arena[rows + value : rows + value + dv],
-        arena[rows + 2 * value : rows + 2 * value + dv],
+        arena[:k_rows].reshape(CHUNK, key),
+        arena[k_rows:kq].reshape(CHUNK, key),
+        arena[kq:delta],
+        arena[delta : delta + dv],
+        arena[m : m + dv],
+        arena[p : p + dv],
+        arena[decay : decay + CHUNK],
+        arena[decay + CHUNK : values],
+        arena[values : values + CHUNK * value].reshape(CHUNK, value),
     )
 
 
 def rows_bytes(dk: int, dv: int) -> int:
     """Return the bytes of `Rows`."""
     key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
-    return 4 * (2 * CHUNK * key + CHUNK + 3 * value)
+    return 4 * (2 * CHUNK * key + 3 * CHUNK + (CHUNK + 3) * value)
 
 
 @kernel
@@ -96,45 +107,50 @@ class Tokens(NamedTuple):
     """(kind of q, k, v and out; of g; of beta)"""
 
 
-def _make_run_tokens(passes: Passes, key_axis: int) -> Callable[..., None]:
-    """Return the loop over tokens for the states that `passes` are for."""
-    read, update, update_and_read = passes
+@kernel
+def run_by_key(x: Tokens, place: Any, source: F32Array, state: F32Array, rows: Rows) -> None:
+    """Run tokens over a state [Dk, Dv] that is read from `source` and left in `state` (which may be one).
 
-    @kernel
-    def run(x: Tokens, place: Any, source: F32Array, state: F32Array, rows: Rows) -> None:
-        """Run tokens over a state that is read from `source` and left in `state` (which may be one).
-
-        `place` is (batch row, first token, number of tokens up to 64, value head). Every token computes the same
-        numbers whether it comes first, last or in between, so a run may be cut anywhere without a changed bit.
-        """
-        kind, g_kind, beta_kind = x.kinds
-        row, begin, n_tokens, head = place
-        columns = x.v.shape[3]
-        delta, m, p = rows.delta[:columns], rows.m[:columns], rows.p[:columns]
-        dk = source.shape[key_axis]
-        decay = np.float32(_exp64(np.float64(widen(x.g[row, begin, head], g_kind))))
-        read(source, rows.k[0, :dk], rows.q[0, :dk], m, p)
-        for i in range(n_tokens):
-            t = begin + i
-            widen_row(x.v[row, t, head], kind, delta)
-            beta = widen(x.beta[row, t, head], beta_kind)
-            finish_token(decay, beta, rows.kq[i], delta, m, p)
-            narrow_row(p, kind, x.out[row, t, head])
-            k = rows.k[i, :dk]
-            if i + 1 == n_tokens:
-                update(source, decay, k, delta, state)
-            else:
-                # The next decay's exp is on its way while this token's pass runs.
-                next_decay = np.float32(_exp64(np.float64(widen(x.g[row, t + 1, head], g_kind))))
-                k_next, q_next = rows.k[i + 1, :dk], rows.q[i + 1, :dk]
-                update_and_read(source, decay, k, delta, k_next, q_next, state, m, p)
-                decay = next_decay
-            source = state
-
-    return run
+    `place` is (batch row, first token, number of tokens up to 64, value head). Every token computes the same numbers
+    whether it comes first, last or in between, so a run may be cut anywhere without a changed bit.
+    """
+    kind, g_kind, beta_kind = x.kinds
+    row, begin, n_tokens, head = place
+    columns, dk = x.v.shape[3], source.shape[0]
+    delta, m, p = rows.delta[:columns], rows.m[:columns], rows.p[:columns]
+    decay = np.float32(_exp64(np.float64(widen(x.g[row, begin, head], g_kind))))
+    _read(source, rows.k[0, :dk], rows.q[0, :dk], m, p)
+    for i in range(n_tokens):
+        t = begin + i
+        widen_row(x.v[row, t, head], kind, delta)
+        beta = widen(x.beta[row, t, head], beta_kind)
+        finish_token(decay, beta, rows.kq[i], delta, m, p)
+        narrow_row(p, kind, x.out[row, t, head])
+        k = rows.k[i, :dk]
+        if i + 1 == n_tokens:
+            _update(source, decay, k, delta, state)
+        else:
+            # The next decay's exp is on its way while this token's pass runs.
+            next_decay = np.float32(_exp64(np.float64(widen(x.g[row, t + 1, head], g_kind))))
+            k_next, q_next = rows.k[i + 1, :dk], rows.q[i + 1, :dk]
+            _update_and_read(source, decay, k, delta, k_next, q_next, state, m, p)
+            decay = next_decay
+        source = state
 
 
-run_by_key = _make_run_tokens(k_first.passes, 0)
-"""Tokens over a state whose rows are keys [Dk, Dv]."""
-run_by_value = _make_run_tokens(v_first.passes, 1)
-"""Tokens over a state whose rows are values [Dv, Dk]."""
+@kernel
+def run_by_value(x: Tokens, place: Any, source: F32Array, state: F32Array, rows: Rows) -> None:
+    """Run tokens over a state [Dv, Dk], as `run_by_key` does; a run may be cut anywhere here too."""
+    kind, g_kind, beta_kind = x.kinds
+    row, begin, n_tokens, head = place
+    columns, dk = x.v.shape[3], source.shape[1]
+    for i in range(n_tokens):
+        t = begin + i
+        rows.decay[i] = np.float32(_exp64(np.float64(widen(x.g[row, t, head], g_kind))))
+        rows.beta[i] = widen(x.beta[row, t, head], beta_kind)
+        widen_row(x.v[row, t, head], kind, rows.values[i])
+    values = rows.values[:n_tokens, :columns]
+    k, q = rows.k[:n_tokens, :dk], rows.q[:n_tokens, :dk]
+    _run_rows(RowTokens(source, k, q, rows.kq, rows.decay, rows.beta, values, state))
+    for i in range(n_tokens):
+        narrow_row(values[i], kind, x.out[row, begin + i, head])

@@ -75,6 +75,7 @@ def _emit_fence(_typing_context: Any) -> Any:
 
 def _plain_rows(words: Words, kind: int, x: F32Array) -> bool:
     """Leave rows to ordinary stores."""
+    del words, kind, x
     return False
 
 
@@ -82,9 +83,7 @@ def _plain_fence() -> None:
     """Do nothing."""
 
 
-_stream_vectors, finish_streams = (
-    (_plain_rows, _plain_fence) if numba.config.DISABLE_JIT else (_emit_rows, _emit_fence)
-)
+_stream_vectors, finish_streams = (_plain_rows, _plain_fence) if numba.config.DISABLE_JIT else (_emit_rows, _emit_fence)
 
 
 @kernel
