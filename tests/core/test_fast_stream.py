@@ -45,7 +45,8 @@ def test_streaming_changes_no_bit(monkeypatch: pytest.MonkeyPatch, dtype: Any) -
     g, beta = -rng.random((1, 50, 2)), rng.random((1, 50, 2))
     results = []
     for limit in (0, 2**40):
-        monkeypatch.setattr(launch, "STREAMED_BYTES", limit)
+        for name in ("STREAMED_BYTES", "SHARED_STREAMED_BYTES"):
+            monkeypatch.setattr(launch, name, limit)
         out, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)
         results.append(out.tobytes())
     assert results[0] == results[1]

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 STREAMED_BYTES = 2**23
 """Results of the chunked form from this size on are written past the caches, which would lose them before their use."""
+SHARED_STREAMED_BYTES = 2**20
+"""The same where several bins write: cores that fetch ahead of their stores take lines from one another, which costs 7 %
+of a call with two heads; smaller results are worth more in a cache."""
 
 
 class PreparedSteps:
@@ -101,7 +104,7 @@ def run_chunks(
         problem.dims,
         ChunkKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, given, final))),
         problem.normalise,
-        out.nbytes >= STREAMED_BYTES,
+        out.nbytes >= (STREAMED_BYTES if plan.n_bins == 1 else SHARED_STREAMED_BYTES),
         problem.state_v_first,
         single(problem.scale),
         plan.width,
