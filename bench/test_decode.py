@@ -8,6 +8,7 @@ import pytest
 
 from batches import NAMES, Batch
 from cgdr_numba import RecurrentStep, fused_recurrent_gated_delta_rule
+from cgdr_numba.core.memory import empty
 from cgdr_numba.parity.cases import DECODES, Decode, make_decode
 from gate import FP32_RMS, admit, stop_where_red, worst_head
 from peers import DECODE_PEERS, Call, Peer
@@ -35,14 +36,20 @@ def checked(decode: Decode) -> dict[str, Any]:
 
 @pytest.mark.benchmark(group="decode")
 @on_threads
+@pytest.mark.parametrize("state_v_first", [False, True], ids=["K first", "V first"])
 @pytest.mark.parametrize("name", list(DECODES))
-def test_prepared_step(benchmark: Any, name: str, threads: int) -> None:
+def test_prepared_step(benchmark: Any, name: str, state_v_first: bool, threads: int) -> None:
     decode = DECODES[name]
-    arrays = [checked(decode)[n] for n in NAMES]
-    step = RecurrentStep(*arrays, use_qk_l2norm_in_kernel=True, threads=threads)
+    *arrays, state = (checked(decode)[n] for n in NAMES)
+    if state_v_first:
+        turned = empty(state.swapaxes(2, 3).shape, np.float32)
+        turned[:] = state.swapaxes(2, 3)
+        state = turned
+    options = {"use_qk_l2norm_in_kernel": True, "threads": threads, "state_v_first": state_v_first}
+    step = RecurrentStep(*arrays, state, **options)
     floor = decode.flops / (fma_rate() * threads)
     in_place = read_modify_write(decode.state_bytes, threads)
-    benchmark.pedantic(step, arrays, rounds=200 if name == "D1" else 40, warmup_rounds=5)
+    benchmark.pedantic(step, (*arrays, state), rounds=200 if name == "D1" else 40, warmup_rounds=5)
     if benchmark.enabled:
         median = benchmark.stats.stats.median
         benchmark.extra_info |= {
