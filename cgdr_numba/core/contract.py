@@ -8,6 +8,8 @@ NPU (CANN)             fla               here            meaning
 query, key             q, k              q, k            [B, T, Hk, Dk]
 value                  v                 v               [B, T, Hv, Dv]
 g ("gama")             g                 g               log decay of a token and value head [B, T, Hv]
+gk ("gamaK")           gk; g of KDA      gk              the same of every channel of a key [B, T, Hv, Dk]
+                       gv                gv              the same of every column of a value [B, T, Hv, Dv]
 beta                   beta              beta            how much of the error a token writes [B, T, Hv]
 initial_state          initial_state     state           memory S [N, Hv, Dv, Dk]
 Nk, Nv; dk, dv         H, HV; K, V       hk, hv; dk, dv  heads and widths
@@ -30,7 +32,15 @@ from numpy.typing import NDArray
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.dtypes import FLOAT32
-from cgdr_numba.core.gate_options import AS_GIVEN, GateOptions, check_gates
+from cgdr_numba.core.gate_options import (
+    AS_GIVEN,
+    NO_CHANNELS,
+    Channels,
+    GateOptions,
+    check_channels,
+    check_gates,
+    check_kda_gates,
+)
 from cgdr_numba.core.gates import RawGates, activate
 from cgdr_numba.core.ragged import Sequences, dense, packed
 
@@ -104,7 +114,11 @@ class Problem:
     state_v_first: bool
     """Layout of the state that the caller gave and gets."""
     raw_gates: RawGates | None = None
-    """What g and beta were computed from; None where they came as they are."""
+    """What g (or gk) and beta were computed from; None where they came as they are."""
+    gk: NDArray[Any] | None = None
+    """Log decay of every channel [B, T, Hv, Dk] beside g; None where there is none."""
+    gv: NDArray[Any] | None = None
+    """Log decay of every value column [B, T, Hv, Dv] beside g; None where there is none."""
 
     @property
     def given_state(self) -> NDArray[Any]:
@@ -126,6 +140,7 @@ def fla_problem(
     state_v_first: object,
     cu_seqlens: object,
     gates: GateOptions = AS_GIVEN,
+    channels: Channels = NO_CHANNELS,
 ) -> Problem:
     """Check a call of the fla family ([B, T, H, D], cu_seqlens, either state layout) and return its problem.
 
@@ -149,10 +164,18 @@ def fla_problem(
             arrays = arrays._replace(state=arrays.state.swapaxes(2, 3))
     _check_dtypes(checks, FLA, arrays)
     factor = checks.scale(scale, dims.dk**-0.5)
-    raw_gates = check_gates(checks, gates, arrays.g, arrays.beta, dims.hv)
     tensors_by_name = _filled(arrays, dims)
+    if channels is not NO_CHANNELS:
+        tensors_by_name["gk"], tensors_by_name["gv"] = check_channels(checks, channels, arrays.q, arrays.v)
+    if channels.kda is not None:
+        raw_gates = check_kda_gates(checks, gates, channels.kda, tensors_by_name["gk"], arrays.beta)
+    else:
+        raw_gates = check_gates(checks, gates, arrays.g, arrays.beta, dims.hv)
     if raw_gates is not None:
-        tensors_by_name |= activate(raw_gates, arrays.q.dtype)
+        computed = activate(raw_gates, arrays.q.dtype)
+        if channels.kda is not None and "g" in computed:
+            computed["gk"] = computed.pop("g")
+        tensors_by_name |= computed
     return Problem(
         op=op,
         dims=dims,

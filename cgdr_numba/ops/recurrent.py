@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from cgdr_numba.backends import RecurrentOptions, run_recurrent
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
-from cgdr_numba.core.gate_options import GateOptions
-from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
+from cgdr_numba.core.gate_options import NO_CHANNELS, Channels, GateOptions
+from cgdr_numba.ops.keywords import refuse_unknown
 
 Array = NDArray[Any]
 
@@ -103,7 +103,6 @@ def fused_recurrent_gated_delta_rule(
     """
     op = "fused_recurrent_gated_delta_rule"
     refuse_unknown(op, unknown)
-    refuse_not_offered(op, gk=gk, gv=gv)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
     problem = fla_problem(
         op,
@@ -113,6 +112,7 @@ def fused_recurrent_gated_delta_rule(
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
         gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        channels=NO_CHANNELS if gk is None and gv is None else Channels(gk, gv),
     )
     out, state = run_recurrent(problem, RecurrentOptions(backend, threads, out_state, initial_state))
     return out, state if wants_state or out_state is not None else None
