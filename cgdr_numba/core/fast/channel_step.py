@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from cgdr_numba.core.dims import CHUNK
 from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.exp64 import exp64
-from cgdr_numba.core.fast.channel_passes import advance, begin, finish
+from cgdr_numba.core.fast.channel_passes import advance, decay, look, take
 from cgdr_numba.core.fast.convert import narrow_row, widen_row, widen_rows
 from cgdr_numba.core.fast.pairs import prepare_pairs
 from cgdr_numba.core.fast.step import finish_token
@@ -18,7 +18,8 @@ F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
 
 _exp64 = kernel(exp64)
-_begin, _advance, _finish, _prepare_pairs = begin, advance, finish, prepare_pairs
+_look, _decay, _take, _advance = look, decay, take, advance
+_prepare_pairs = prepare_pairs
 
 ONE: Final = np.float32(1.0)
 _LOG2_E: Final = 1.4426950408889634
@@ -39,7 +40,7 @@ class ChannelRows(NamedTuple):
     decays: F32Array
     """[64, ceil16(Dk)]; e^gk of one value head."""
     ones: F32Array
-    """[ceil16(Dk)]; for passes over states that are decayed already."""
+    """[ceil16(Dk)]; decays of channels that have decayed already."""
     kq: F32Array
     """[64]; k . q of each token."""
     columns: F32Array
@@ -147,58 +148,56 @@ def load_decays(gates: Words, kind: int, rows: ChannelRows) -> None:
 
 
 @kernel
-def decay_all(source: F32Array, decay: np.float32, decays: F32Array, columns: F32Array, state: F32Array) -> None:
-    """S = ((source decay) decays[d]) columns[v], every product rounded; `state` may be the source."""
-    for d in range(source.shape[0]):
-        for v in range(source.shape[1]):
-            state[d, v] = ((source[d, v] * decay) * decays[d]) * columns[v]
-
-
-@kernel
-def begin_slowly(source: F32Array, i: int, x: ChannelTokens, at: Any, rows: ChannelRows, work: F32Array) -> None:
-    """Decay by g, gk and gv one after another, and form S^T k and S^T q of token i of the block."""
+def load_gates(x: ChannelTokens, at: Any, columns: F32Array) -> np.float32:
+    """Return e^g of a token, `at` being (batch row, token, value head), and fill columns with its e^gv."""
     row, t, head = at
-    (dk, n), gv_kind = work.shape, x.kinds[2]
-    decay = np.float32(_exp64(np.float64(widen(x.g[row, t, head], x.kinds[1])))) if x.gates[0] else ONE
-    columns = rows.columns[:n]
     if x.gates[1]:
-        widen_row(x.gv[row, t, head], gv_kind, columns)
+        widen_row(x.gv[row, t, head], x.kinds[2], columns)
         exp_in_place(columns)
     else:
         columns[:] = ONE
-    decay_all(source, decay, rows.decays[i, :dk], columns, work)
-    _begin(work, rows.ones[:dk], rows.k[i, :dk], rows.q[i, :dk], work, rows.m[:n], rows.p[:n])
+    return np.float32(_exp64(np.float64(widen(x.g[row, t, head], x.kinds[1])))) if x.gates[0] else ONE
 
 
 @kernel
-def run_channels(x: ChannelTokens, place: Any, source: F32Array, work: F32Array, rows: ChannelRows) -> None:
-    """Run tokens over a V tile that is read from `source` and left in `work` [Dk, n] (which may be one).
+def write_token(x: ChannelTokens, at: Any, i: int, columns: int, rows: ChannelRows) -> None:
+    """Form delta and out of a token out of its sums m and p; it is number i of those that rows hold."""
+    row, t, head = at
+    delta, p = rows.delta[:columns], rows.p[:columns]
+    widen_row(x.v[row, t, head], x.kinds[0], delta)
+    finish_token(ONE, widen(x.beta[row, t, head], x.kinds[3]), rows.kq[i], delta, rows.m[:columns], p)
+    narrow_row(p, x.kinds[0], x.out[row, t, head])
 
-    `place` is (batch row, first token, number of tokens up to 64, value head, place of the first in the block that
-    rows hold). Where decays of channels are the only ones, a token crosses the tile once, else four times. Every token
-    computes the same numbers whether it comes first, last or in between.
+
+@kernel
+def run_channels(x: ChannelTokens, place: Any, states: Any, rows: ChannelRows) -> None:
+    """Run tokens over a V tile [Dk, n].
+
+    `place` is (batch row, first token, number of tokens up to 64, value head, place of the first among those that
+    rows hold); `states` are (where the tile is read, where it may lie meanwhile, where it is left), all of which may
+    be one. Every token computes the same numbers whether it comes first, last or in between.
     """
     row, start, n_tokens, head, first = place
+    source, work, target = states
     dk, n = work.shape
-    delta, m, p = rows.delta[:n], rows.m[:n], rows.p[:n]
-    is_slow = x.gates[0] or x.gates[1]
-    k, q = rows.k[first, :dk], rows.q[first, :dk]
-    if is_slow:
-        begin_slowly(source, first, x, (row, start, head), rows, work)
-    else:
-        _begin(source, rows.decays[first, :dk], k, q, work, m, p)
-    for j in range(n_tokens):
-        i, t = first + j, start + j
-        widen_row(x.v[row, t, head], x.kinds[0], delta)
-        beta = widen(x.beta[row, t, head], x.kinds[3])
-        finish_token(ONE, beta, rows.kq[i], delta, m, p)
-        narrow_row(p, x.kinds[0], x.out[row, t, head])
-        k = rows.k[i, :dk]
-        if j + 1 == n_tokens:
-            _finish(work, k, delta, work)
-        elif is_slow:
-            _finish(work, k, delta, work)
-            begin_slowly(work, i + 1, x, (row, t + 1, head), rows, work)
-        else:
-            following = (rows.k[i + 1, :dk], rows.q[i + 1, :dk])
-            _advance(work, (k, delta), rows.decays[i + 1, :dk], following, m, p)
+    delta, m, p, columns = rows.delta[:n], rows.m[:n], rows.p[:n], rows.columns[:n]
+    if n_tokens == 1 or x.gates[0] or x.gates[1]:
+        for j in range(n_tokens):
+            i, at = first + j, (row, start + j, head)
+            gates = (load_gates(x, at, columns), rows.decays[i, :dk], columns)
+            _look(source, gates, (rows.k[i, :dk], rows.q[i, :dk]), m, p)
+            write_token(x, at, i, n, rows)
+            _take(source, gates, (rows.k[i, :dk], delta), target)
+            source = target
+        return
+    columns[:] = ONE
+    i = first
+    _decay(source, (ONE, rows.decays[i, :dk], columns), (rows.k[i, :dk], rows.q[i, :dk]), work, m, p)
+    for j in range(n_tokens - 1):
+        i = first + j
+        write_token(x, (row, start + j, head), i, n, rows)
+        following = (rows.k[i + 1, :dk], rows.q[i + 1, :dk])
+        _advance(work, (rows.k[i, :dk], delta), rows.decays[i + 1, :dk], following, m, p)
+    i = first + n_tokens - 1
+    write_token(x, (row, start + n_tokens - 1, head), i, n, rows)
+    _take(work, (ONE, rows.ones[:dk], columns), (rows.k[i, :dk], delta), target)

@@ -44,6 +44,8 @@ class ChannelFlags(NamedTuple):
     has_g: bool
     has_gk: bool
     has_gv: bool
+    is_direct: bool
+    """Whether initial and final states are float32, K first with adjacent row elements, so that passes take them."""
 
 
 class ChannelCuts(NamedTuple):
@@ -66,16 +68,21 @@ class ChannelOperands(NamedTuple):
     gk: Words
     """[B, T, Hv, Dk, w]"""
     tokens: ChannelTokens
+    state: F32Array
+    """[Hv, Dk, n]; the sequence's, where states are direct."""
+    final_state: F32Array
+    """[Hv, Dk, n]"""
 
 
 @spliced_kernel
 def run_block(at: Any, x: ChannelOperands, call: Any, tile: int, rows: ChannelRows) -> None:
     """Up to 64 tokens of some value heads of a key head, whose states lie in rows.
 
-    `at` is (batch row, begin, end, key head, first value head, end of value heads).
+    `at` is (batch row, begin, end, key head, first value head, end of value heads, whether the block is the sequence's
+    first, and last).
     """
     dk, kinds, flags, scale = call
-    row, begin, end, key_head, first_head, end_head = at
+    row, begin, end, key_head, first_head, end_head, is_first, is_last = at
     q, k, values = x.q[row, begin:end, key_head], x.k[row, begin:end, key_head], x.tokens
     load_keys(q, k, kinds.qkv, (flags.normalise, scale), rows)
     columns = values.v.shape[3]
@@ -93,8 +100,10 @@ def run_block(at: Any, x: ChannelOperands, call: Any, tile: int, rows: ChannelRo
                 values.kinds,
                 values.gates,
             )
-            state = rows.states[head - first_head, :dk, c0:c1]
-            run_channels(own, (row, begin, end - begin, head, 0), state, state, rows)
+            work = rows.states[head - first_head, :dk, c0:c1]
+            source = x.state[head, :, c0:c1] if is_first and flags.is_direct else work
+            target = x.final_state[head, :, c0:c1] if is_last and flags.is_direct else work
+            run_channels(own, (row, begin, end - begin, head, 0), (source, work, target), rows)
 
 
 def _run_bin(
@@ -107,6 +116,7 @@ def _run_bin(
     gv: Words,
     beta: Words,
     state: Words,
+    floats: F32Array,
     row: NDArray[np.int64],
     start: NDArray[np.int64],
     length: NDArray[np.int64],
@@ -120,10 +130,11 @@ def _run_bin(
     arenas: F32Array,
     out: Words,
     final_state: Words,
+    final_floats: F32Array,
 ) -> None:
     """All items [n, 3] (sequence, key head, part) of bin b, one after another, in one arena.
 
-    A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
+    floats and final_floats are state and final_state where these are direct. A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
     and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first. gk and gv are
     [B, T, Hv, D, w]; what is not given has any elements.
     """
@@ -147,13 +158,15 @@ def _run_bin(
             token_kinds,
             (flags.has_g, flags.has_gv),
         )
-        for head in range(first_head, end_head):
+        for head in range(first_head, first_head if flags.is_direct else end_head):
             load_state(state[n, head], form, (c0, c1), rows.states[head - first_head], rows.turn)
+        operands = ChannelOperands(q, k, gk, tokens, floats[n, :, :, c0:c1], final_floats[n, :, :, c0:c1])
         stop = start[n] + length[n]
         for begin in range(start[n], stop, CHUNK):
-            at = (row[n], begin, min(begin + CHUNK, stop), key_head, first_head, end_head)
-            run_block(at, ChannelOperands(q, k, gk, tokens), call, tile, rows)
-        for head in range(first_head, end_head):
+            end = min(begin + CHUNK, stop)
+            at = (row[n], begin, end, key_head, first_head, end_head, begin == start[n], end == stop)
+            run_block(at, operands, call, tile, rows)
+        for head in range(first_head, first_head if flags.is_direct else end_head):
             store_state(rows.states[head - first_head], final_form, (c0, c1), final_state[n, head], rows.turn)
 
 
@@ -168,6 +181,7 @@ def _walk(
     gv: Words,
     beta: Words,
     state: Words,
+    floats: F32Array,
     row: NDArray[np.int64],
     start: NDArray[np.int64],
     length: NDArray[np.int64],
@@ -181,6 +195,7 @@ def _walk(
     arenas: F32Array,
     out: Words,
     final_state: Words,
+    final_floats: F32Array,
 ) -> None:
     """Run bins in parallel; what they write is apart."""
     for b in numba.prange(n_bins):
@@ -193,6 +208,7 @@ def _walk(
             gv,
             beta,
             state,
+            floats,
             row,
             start,
             length,
@@ -206,6 +222,7 @@ def _walk(
             arenas,
             out,
             final_state,
+            final_floats,
         )
         call_at(address, np.int64(b), arguments)
 
@@ -217,9 +234,10 @@ def _argument_types() -> tuple[Any, ...]:
         return types.Array(dtype, n_axes, "A", readonly=readonly, aligned=False)
 
     word, integers = types.uint16, types.Array(types.int64, 1, "C")
-    tuples = (Dims(*[1] * 6), ChannelKinds(*[1] * 7), ChannelFlags(*[False] * 5), ChannelCuts(*[1] * 3))
+    tuples = (Dims(*[1] * 6), ChannelKinds(*[1] * 7), ChannelFlags(*[False] * 6), ChannelCuts(*[1] * 3))
     return (
         *(any_array(word, n) for n in (5, 5, 5, 4, 5, 5, 4, 5)),
+        any_array(types.float32, 4),
         *([integers] * 3),
         types.Array(types.int64, 2, "C"),
         integers,
@@ -228,6 +246,7 @@ def _argument_types() -> tuple[Any, ...]:
         types.Array(types.float32, 2, "C"),
         any_array(word, 5, readonly=False),
         any_array(word, 5, readonly=False),
+        any_array(types.float32, 4, readonly=False),
     )
 
 

@@ -132,9 +132,11 @@ def run_channels(
     # What is not given is never read.
     gk, gv = (x if x is not None else other for x, other in ((problem.gk, problem.k), (problem.gv, problem.v)))
     arrays = (problem.q, problem.k, problem.v, problem.g, gk, gv, problem.beta, given)
+    is_direct = not problem.state_v_first and _is_direct(given) and _is_direct(final_state)
     tile = CACHED_TILE if max(problem.lengths, default=0) > FEW_TOKENS else plan.width
     arguments = (
         *(as_words(x) for x in arrays),
+        given if is_direct else final_state,
         *problem.sequences,
         plan.items,
         plan.bin_ptr,
@@ -146,12 +148,14 @@ def run_channels(
             not _is_zero(problem.g),
             problem.gk is not None,
             problem.gv is not None,
+            is_direct,
         ),
         ChannelCuts(plan.n_together, plan.width, min(tile, plan.width)),
         single(problem.scale),
         memory.scratch(plan.n_bins, plan.arena_bytes),
         as_words(out),
         as_words(final_state),
+        final_state,
     )
     if plan.n_bins <= 1:
         walk_channels(plan.n_bins, *arguments)
