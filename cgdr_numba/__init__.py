@@ -5,8 +5,10 @@ from cgdr_numba.errors import BudgetError, ContractError, DtypeError, Unsupporte
 from cgdr_numba.ops import (
     RecurrentStep,
     chunk_gated_delta_rule,
+    chunk_kda,
     fused_gdn_gating,
     fused_recurrent_gated_delta_rule,
+    fused_recurrent_kda,
     npu_chunk_gated_delta_rule,
 )
 from cgdr_numba.sched import ASCEND_310P, DeviceSpec, HostPlan, Plan, host, plan_chunk
@@ -25,8 +27,10 @@ __all__ = [
     "RecurrentStep",
     "UnsupportedError",
     "chunk_gated_delta_rule",
+    "chunk_kda",
     "fused_gdn_gating",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
     "host",
     "npu_chunk_gated_delta_rule",
     "plan_chunk",

@@ -7,6 +7,7 @@ import typer
 from cgdr_numba.cli.console import errors_in_a_line, print_table, print_text
 from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
 from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
+from cgdr_numba.core.fast.channel_worker import walk_channels
 from cgdr_numba.core.fast.chunk_worker import walk_chunks
 from cgdr_numba.core.fast.step_worker import walk_steps
 from cgdr_numba.core.gates import walk_gates
@@ -14,7 +15,12 @@ from cgdr_numba.core.jit import Compiled, Entry
 from cgdr_numba.errors import ContractError
 
 _KERNELS: dict[str, tuple[tuple[str, Compiled | Entry], ...]] = {
-    "fast": (("prefill", walk_chunks), ("decode", walk_steps), ("raw gates", walk_gates)),
+    "fast": (
+        ("prefill", walk_chunks),
+        ("decode", walk_steps),
+        ("channels (KDA, gk, gv)", walk_channels),
+        ("raw gates", walk_gates),
+    ),
     "faithful": (("default arithmetic", walk_bins), ("axpy and overflow options", walk_bins_optioned)),
 }
 

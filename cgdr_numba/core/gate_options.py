@@ -75,9 +75,7 @@ def check_kda_gates(
     is_safe = checks.flag("safe_gate", kda.safe_gate)
     logits, factor = _check_logits(checks, options.use_beta_sigmoid_in_kernel, options.allow_neg_eigval, beta)
     if not raw_g:
-        _refuse_weights(
-            checks, {"A_log": options.A_log, "dt_bias": options.dt_bias, "lower_bound": kda.lower_bound}
-        )
+        _refuse_weights(checks, {"A_log": options.A_log, "dt_bias": options.dt_bias, "lower_bound": kda.lower_bound})
         return None if logits is None else RawGates(None, None, None, logits, factor)
     hv, dk = g.shape[2:]
     rates = None if options.A_log is None else check_weight(checks, "A_log", options.A_log, hv)

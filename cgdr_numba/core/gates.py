@@ -2,12 +2,15 @@
 
     g = -exp(A_log) softplus(a + dt_bias);   beta = sigmoid(b), or twice that
 
-and a bounded form of the first, g = lower_bound sigmoid(exp(A_log) (a + dt_bias)). In float64 out of plain operations, so that every machine, compiled or not, gives the same bits.
+and a bounded form of the first, g = lower_bound sigmoid(exp(A_log) (a + dt_bias)).
+
+In float64 out of plain operations, so that every machine, compiled or not, gives the same bits.
 """
 
 import math
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
@@ -127,7 +130,7 @@ def _argument_types() -> tuple[Any, ...]:
     doubles, double, singles = (
         types.Array(kind, n_axes, "C") for kind, n_axes in ((types.float64, 3), (types.float64, 1), (types.float32, 3))
     )
-    return doubles, double, double, doubles, types.UniTuple(types.float64, 2), singles, singles
+    return doubles, double, double, doubles, numba.typeof((1.0, 1.0)), singles, singles
 
 
 walk_gates = Compiled(_walk_gates, _argument_types)
@@ -157,7 +160,7 @@ def activate(raw: RawGates, dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
     if raw_beta is not None:
         beta, beta_single = raw_beta.astype(FLOAT64, order="C"), memory.result(raw_beta.shape, FLOAT32)
     walk_gates(g, rate, dt_bias, beta, (factor, lower_bound), g_single, beta_single)
-    computed = {}
+    computed: dict[str, NDArray[Any]] = {}
     if raw_g is not None:
         computed["g"] = (g if dtype == FLOAT64 else g_single).reshape(raw_g.shape)
     if raw_beta is not None:

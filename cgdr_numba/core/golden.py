@@ -30,11 +30,11 @@ def run(problem: "Problem", out: NDArray[Any], final_state: NDArray[Any]) -> Non
             v, beta = problem.v[*tokens, h], problem.beta[*tokens, h]
             q, k, v, beta = (x.astype(np.float64) for x in (q, k, v, beta))
             # Decays of the head [L, 1, 1], of its channels [L, Dk, 1] and of its columns [L, 1, Dv].
-            gates = (problem.g[*tokens, h, np.newaxis, np.newaxis],)
+            gates = [problem.g[*tokens, h, np.newaxis, np.newaxis]]
             if problem.gk is not None:
-                gates += (problem.gk[*tokens, h, :, np.newaxis],)
+                gates.append(problem.gk[*tokens, h, :, np.newaxis])
             if problem.gv is not None:
-                gates += (problem.gv[*tokens, h, np.newaxis, :],)
+                gates.append(problem.gv[*tokens, h, np.newaxis, :])
             state = np.array(problem.state[n, h].T, np.float64, order="C")
             with np.errstate(all="ignore"):
                 outputs = token_loop(q, k, v, [exp64_of(x) for x in gates], beta, state) * problem.scale
@@ -43,11 +43,16 @@ def run(problem: "Problem", out: NDArray[Any], final_state: NDArray[Any]) -> Non
 
 
 def token_loop(
-    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], decays: list[NDArray[Any]], beta: NDArray[Any], state: NDArray[Any]
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    decays: list[NDArray[Any]],
+    beta: NDArray[Any],
+    state: NDArray[Any],
 ) -> NDArray[Any]:
     """Return S^T q of every token [L, Dv], and move the state S [Dk, Dv] on in place.
 
-    S <- a S for every array of decays a [L, Dk or 1, Dv or 1];  S <- S + k (beta (v - S^T k))^T;  o = S^T q
+    S <- a S, in turn for decays a [L, Dk or 1, Dv or 1];  S <- S + k (beta (v - S^T k))^T;  o = S^T q
 
     Sums over Dk add row after row, so the bits depend on nothing but this head's own numbers.
     """

@@ -155,9 +155,7 @@ def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int
     )
 
 
-def best_work(
-    dims: Dims, lengths: tuple[int, ...], n_bins: int, fits: Callable[[Cut], bool]
-) -> tuple[Cut, Work]:
+def best_work(dims: Dims, lengths: tuple[int, ...], n_bins: int, fits: Callable[[Cut], bool]) -> tuple[Cut, Work]:
     """Return the cut and the work of a plan: the largest items that fit, or smaller ones where bins get lighter."""
     cuts = _cuts(dims)
     fitting = [cut for cut in cuts if fits(cut)]

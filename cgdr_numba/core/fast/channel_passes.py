@@ -54,7 +54,7 @@ class _Block:
         """Emit the block of columns from `begin` on."""
         builder, given, lanes = self.builder, self.given, self.lanes
         places = [builder.add(begin, INDEX(i * lanes.n)) for i in range(self.n_vectors)]
-        held = {
+        held: dict[str, list[Any]] = {
             name: [lanes.load(given[name], place) for place in places] for name in ("delta", "columns") if name in given
         }
         sums = {name: [lanes.variable() for _ in places] for name in ("m", "p") if name in given}
@@ -66,7 +66,7 @@ class _Block:
                 target = builder.mul(loop.index, given["out_stride"])
                 for value, place in zip(row, places, strict=True):
                     lanes.store(value, given["out"], builder.add(target, place))
-            for (name, totals), factors in zip(sums.items(), ("k_next", "q_next"), strict=False):
+            for totals, factors in zip(sums.values(), ("k_next", "q_next"), strict=False):
                 factor = lanes.splat_at(given[factors], loop.index)
                 for value, total in zip(row, totals, strict=True):
                     builder.store(lanes.multiply_add(factor, value, builder.load(total)), total)

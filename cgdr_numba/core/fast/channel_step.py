@@ -110,7 +110,7 @@ def take_channel_rows(arena: F32Array, dk: int, width: int, n_states: int) -> Ch
 
 @kernel
 def exp_in_place(x: F32Array) -> None:
-    """x = e^x within an ulp of float32: 0 where it is below float32, infinite where above, NaN where x is."""
+    """Replace x by e^x within an ulp of float32: 0 where that is below float32, infinite above, NaN where x is."""
     for i in range(len(x)):
         value = np.float64(x[i])
         t = value if value > _LOWEST else _LOWEST

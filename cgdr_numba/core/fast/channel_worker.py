@@ -134,9 +134,9 @@ def _run_bin(
 ) -> None:
     """All items [n, 3] (sequence, key head, part) of bin b, one after another, in one arena.
 
-    floats and final_floats are state and final_state where these are direct. A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
-    and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first. gk and gv are
-    [B, T, Hv, D, w]; what is not given has any elements.
+    A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
+    and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first; floats and final_floats
+    are the same where states are direct. gk and gv are [B, T, Hv, D, w]; what is not given has any elements.
     """
     n_together, width, tile = cuts
     n_shared, n_tiles = dims.hv // dims.hk, (dims.dv + width - 1) // width
