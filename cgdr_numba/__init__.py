@@ -8,6 +8,7 @@ from cgdr_numba.ops import (
     fused_gdn_gating,
     fused_recurrent_gated_delta_rule,
     npu_chunk_gated_delta_rule,
+    npu_recurrent_gated_delta_rule,
 )
 from cgdr_numba.sched import ASCEND_310P, DeviceSpec, HostPlan, Plan, host, plan_chunk
 
@@ -29,5 +30,6 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "host",
     "npu_chunk_gated_delta_rule",
+    "npu_recurrent_gated_delta_rule",
     "plan_chunk",
 ]

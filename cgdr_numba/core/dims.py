@@ -1,6 +1,6 @@
 """The sizes of one call: a leaf that the contract and the scheduler share."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 CHUNK = 64
 """Tokens in a chunk. Fixed by the kernel (it is no attribute of the operator)."""
@@ -34,3 +34,12 @@ def ceil_div(n: int, step: int) -> int:
 def ceil_to(n: int, step: int) -> int:
     """Return the smallest multiple of `step` that is at least n."""
     return ceil_div(n, step) * step
+
+
+class GateForm(NamedTuple):
+    """Which log decays a call over a pool of states has."""
+
+    has_g: bool
+    """Whether there is one a token and value head."""
+    gk: Literal["none", "scalar", "vector"]
+    """Whether there is a second one: none, one a token and value head, or one a token, value head and key column."""
