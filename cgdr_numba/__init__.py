@@ -10,7 +10,7 @@ from cgdr_numba.ops import (
     npu_chunk_gated_delta_rule,
     npu_recurrent_gated_delta_rule,
 )
-from cgdr_numba.sched import ASCEND_310P, DeviceSpec, HostPlan, Plan, host, plan_chunk
+from cgdr_numba.sched import ASCEND_310P, DeviceSpec, HostPlan, Plan, PoolPlan, host, plan_chunk, plan_step
 
 __version__ = "0.1.0"
 
@@ -23,6 +23,7 @@ __all__ = [
     "DtypeError",
     "HostPlan",
     "Plan",
+    "PoolPlan",
     "RecurrentStep",
     "UnsupportedError",
     "chunk_gated_delta_rule",
@@ -32,4 +33,5 @@ __all__ = [
     "npu_chunk_gated_delta_rule",
     "npu_recurrent_gated_delta_rule",
     "plan_chunk",
+    "plan_step",
 ]

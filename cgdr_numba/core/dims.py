@@ -4,6 +4,8 @@ from typing import Literal, NamedTuple
 
 CHUNK = 64
 """Tokens in a chunk. Fixed by the kernel (it is no attribute of the operator)."""
+MAX_STEP_TOKENS = 8
+"""Tokens of a sequence in one call of the 310P's recurrent kernel, at the most."""
 FAST_CHUNK = 16
 """Tokens that the fast backend works on together; divides CHUNK. By measurement: 32 were as fast where value heads
 share a key head and slower where they do not, 64 a tenth slower everywhere."""
