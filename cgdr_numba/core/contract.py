@@ -149,8 +149,8 @@ def fla_problem(
     checks = Checks(op)
     v_first = checks.flag("state_v_first", state_v_first)
     norm = checks.flag("use_qk_l2norm_in_kernel", normalise)
-    arrays = _arrays(checks, FLA, tensors, optional=("g", "beta", "state"))
-    _check_token_shapes(checks, FLA, arrays, "B, T, ")
+    arrays = checked_arrays(checks, FLA, tensors, optional=("g", "beta", "state"))
+    check_token_shapes(checks, FLA, arrays, "B, T, ")
     n_rows, n_tokens = arrays.q.shape[:2]
     sequences = dense(n_rows, n_tokens)
     if cu_seqlens is not None:
@@ -162,7 +162,7 @@ def fla_problem(
         checks.shape(FLA.state, arrays.state, axes, (dims.n_sequences, dims.hv, *widths))
         if not v_first:
             arrays = arrays._replace(state=arrays.state.swapaxes(2, 3))
-    _check_dtypes(checks, FLA, arrays)
+    check_dtypes(checks, FLA, arrays)
     factor = checks.scale(scale, dims.dk**-0.5)
     tensors_by_name = _filled(arrays, dims)
     if channels is not NO_CHANNELS:
@@ -192,8 +192,8 @@ def fla_problem(
 def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths: object) -> Problem:
     """Check a call of the CANN family ([T, H, D], lengths, V-first state) and return its problem."""
     checks = Checks(op)
-    arrays = _arrays(checks, CANN, tensors, optional=("g",))
-    _check_token_shapes(checks, CANN, arrays, "T, ")
+    arrays = checked_arrays(checks, CANN, tensors, optional=("g",))
+    check_token_shapes(checks, CANN, arrays, "T, ")
     sequences = _from_lengths(checks, actual_seq_lengths, arrays.q.shape[0])
     q, k, v = (x[np.newaxis] for x in arrays[:3])
     g, beta = (None if x is None else x[np.newaxis] for x in (arrays.g, arrays.beta))
@@ -203,7 +203,7 @@ def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths
         axes = "N, Hv, Dv, Dk"
         checks.rank(CANN.state, arrays.state, axes)
         checks.shape(CANN.state, arrays.state, axes, (dims.n_sequences, dims.hv, dims.dv, dims.dk))
-    _check_dtypes(checks, CANN, arrays)
+    check_dtypes(checks, CANN, arrays)
     return Problem(
         op=op,
         dims=dims,
@@ -216,7 +216,7 @@ def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths
     )
 
 
-def _arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str, ...]) -> Arrays:
+def checked_arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str, ...]) -> Arrays:
     """Return the tensors after the check of their types; the optional ones may be None."""
     checked = [
         None if value is None and ours in optional else checks.array(name, value)
@@ -225,7 +225,7 @@ def _arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str,
     return Arrays(*checked)  # type: ignore[arg-type]
 
 
-def _check_token_shapes(checks: Checks, names: Names, arrays: Arrays, lead: str) -> None:
+def check_token_shapes(checks: Checks, names: Names, arrays: Arrays, lead: str) -> None:
     """Check ranks and shapes of everything that has a token axis."""
     q, k, v = arrays[:3]
     for name, array, axes in ((names.q, q, "Hk, Dk"), (names.k, k, "Hk, Dk"), (names.v, v, "Hv, Dv")):
@@ -247,7 +247,7 @@ def _check_token_shapes(checks: Checks, names: Names, arrays: Arrays, lead: str)
         checks.shape(name, gate, lead + "Hv", (*tokens, hv))
 
 
-def _check_dtypes(checks: Checks, names: Names, arrays: Arrays) -> None:
+def check_dtypes(checks: Checks, names: Names, arrays: Arrays) -> None:
     """Check dtypes: floats everywhere, and one dtype for q, k and v."""
     for name, array in zip(names, arrays, strict=False):
         if array is not None:
@@ -271,7 +271,7 @@ def _from_cu_seqlens(checks: Checks, value: object, n_rows: int, n_tokens: int) 
     if len(cu) < 1 or cu[0] != 0 or cu[-1] != n_tokens or np.any(cu[1:] < cu[:-1]):
         raise checks.error(
             f"`{FLA.lengths}` must be [N + 1] sums that begin at 0, never fall and end at T = {n_tokens}, "
-            f"got {_short(cu)}"
+            f"got {shortened(cu)}"
         )
     return packed(np.diff(cu))
 
@@ -283,13 +283,13 @@ def _from_lengths(checks: Checks, value: object, n_tokens: int) -> Sequences:
     total = sum(lengths.tolist())
     if np.any(lengths < 0) or total != n_tokens:
         raise checks.error(
-            f"`{CANN.lengths}` must be [N] lengths of at least 0 with the sum T = {n_tokens}, got {_short(lengths)} "
+            f"`{CANN.lengths}` must be [N] lengths of at least 0 with the sum T = {n_tokens}, got {shortened(lengths)} "
             f"with the sum {total}"
         )
     return packed(lengths)
 
 
-def _short(values: NDArray[np.int64]) -> str:
+def shortened(values: NDArray[np.int64]) -> str:
     """Return a vector as text, cut in the middle where it is long."""
     listed = values.tolist()
     if len(listed) <= 12:
