@@ -12,6 +12,7 @@ from cgdr_numba.core.dtypes import FLOAT32, FLOAT64, round_to
 from cgdr_numba.core.faithful import launch
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.fast import launch as fast
+from cgdr_numba.core.fast.channel_launch import run_channels
 from cgdr_numba.core.threads import current_threads, most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
 from cgdr_numba.sched.channels import plan_channels
@@ -118,7 +119,7 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
             fast.run_steps(problem, plan_steps(problem.dims, problem.lengths, n_bins), threads, out, state)
         else:
             channel_plan = plan_channels(problem.dims, problem.lengths, n_bins, host_cache_bytes())
-            fast.run_channels(problem, channel_plan, threads, out, state)
+            run_channels(problem, channel_plan, threads, out, state)
         seen = state if problem.state_v_first else state.swapaxes(2, 3)
     _pass_states_through(problem, seen)
     return out, state

@@ -60,7 +60,7 @@ class ChannelCuts(NamedTuple):
 
 
 class ChannelOperands(NamedTuple):
-    """Global memory of one part's columns."""
+    """Global memory of a sequence's part: value columns c0 to c1."""
 
     q: Words
     """[B, T, Hk, Dk, w]"""
@@ -69,41 +69,71 @@ class ChannelOperands(NamedTuple):
     """[B, T, Hv, Dk, w]"""
     tokens: ChannelTokens
     state: F32Array
-    """[Hv, Dk, n]; the sequence's, where states are direct."""
-    final_state: F32Array
-    """[Hv, Dk, n]"""
+    """[Hv, Dk, n]; the sequence's initial states, where states are direct."""
+    slots: NDArray[np.int64]
+    """[T]; which of the final states is the one after each token."""
+    final_state: Words
+    """[N, Hv, D1, D2, w]"""
+    final_floats: F32Array
+    """[N, Hv, Dk, n]; the same, where states are direct."""
 
 
 @spliced_kernel
-def run_block(at: Any, x: ChannelOperands, call: Any, tile: int, rows: ChannelRows) -> None:
+def run_tile(at: Any, tile: tuple[int, int], x: ChannelOperands, call: Any, state: F32Array, rows: ChannelRows) -> None:
+    """A head's tokens of one block over columns c0 to c1 of the part, left where a run of tokens names the same slot.
+
+    `at` is (batch row, begin, end, head, first token and end of the sequence, column that the part begins with).
+    """
+    dk, kinds, flags, _ = call
+    row, begin, end, head, first, stop, part = at
+    c0, c1 = tile
+    values = x.tokens
+    own = ChannelTokens(
+        values.v[:, :, :, c0:c1],
+        values.g,
+        values.gv[:, :, :, c0:c1],
+        values.beta,
+        values.out[:, :, :, c0:c1],
+        values.kinds,
+        values.gates,
+    )
+    work = state[:dk, c0:c1]
+    t = begin
+    while t < end:
+        after = t + 1
+        while after < end and x.slots[after] == x.slots[t]:
+            after += 1
+        slot, is_left = x.slots[t], after == stop or x.slots[min(after, stop - 1)] != x.slots[t]
+        source = x.state[head, :, c0:c1] if flags.is_direct and t == first else work
+        target = x.final_floats[slot, head, :, c0:c1] if flags.is_direct and is_left else work
+        run_channels(own, (row, t, after - t, head, t - begin), (source, work, target), rows)
+        if is_left and not flags.is_direct:
+            form = (kinds.final_state, flags.is_v_first)
+            store_state(state[:, c0:c1], form, (part + c0, part + c1), x.final_state[slot, head], rows.turn)
+        t = after
+
+
+@spliced_kernel
+def run_block(at: Any, heads: Any, x: ChannelOperands, call: Any, tile: int, rows: ChannelRows) -> None:
     """Up to 64 tokens of some value heads of a key head, whose states lie in rows.
 
-    `at` is (batch row, begin, end, key head, first value head, end of value heads, whether the block is the sequence's
-    first, and last).
+    `at` is (batch row, begin, end, first token and end of the sequence, column that the part begins with), `heads` is
+    (key head, first value head, end of value heads).
     """
-    dk, kinds, flags, scale = call
-    row, begin, end, key_head, first_head, end_head, is_first, is_last = at
-    q, k, values = x.q[row, begin:end, key_head], x.k[row, begin:end, key_head], x.tokens
+    _, kinds, flags, scale = call
+    row, begin, end, first, stop, part = at
+    key_head, first_head, end_head = heads
+    q, k = x.q[row, begin:end, key_head], x.k[row, begin:end, key_head]
     load_keys(q, k, kinds.qkv, (flags.normalise, scale), rows)
-    columns = values.v.shape[3]
+    columns = x.tokens.v.shape[3]
     for head in range(first_head, end_head):
         if flags.has_gk:
             load_decays(x.gk[row, begin:end, head], kinds.gk, rows)
         for c0 in range(0, columns, tile):
             c1 = min(c0 + tile, columns)
-            own = ChannelTokens(
-                values.v[:, :, :, c0:c1],
-                values.g,
-                values.gv[:, :, :, c0:c1],
-                values.beta,
-                values.out[:, :, :, c0:c1],
-                values.kinds,
-                values.gates,
+            run_tile(
+                (row, begin, end, head, first, stop, part), (c0, c1), x, call, rows.states[head - first_head], rows
             )
-            work = rows.states[head - first_head, :dk, c0:c1]
-            source = x.state[head, :, c0:c1] if is_first and flags.is_direct else work
-            target = x.final_state[head, :, c0:c1] if is_last and flags.is_direct else work
-            run_channels(own, (row, begin, end - begin, head, 0), (source, work, target), rows)
 
 
 def _run_bin(
@@ -117,6 +147,8 @@ def _run_bin(
     beta: Words,
     state: Words,
     floats: F32Array,
+    read_slot: NDArray[np.int64],
+    write_slot: NDArray[np.int64],
     row: NDArray[np.int64],
     start: NDArray[np.int64],
     length: NDArray[np.int64],
@@ -135,8 +167,10 @@ def _run_bin(
     """All items [n, 3] (sequence, key head, part) of bin b, one after another, in one arena.
 
     A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
-    and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first; floats and final_floats
-    are the same where states are direct. gk and gv are [B, T, Hv, D, w]; what is not given has any elements.
+    and final_state are [slots, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first; floats and
+    final_floats are the same where states are direct. A sequence begins with the state in its read_slot [N]; the state
+    after a token goes to its write_slot [B, T], or the next token's where that is the same. gk and gv are
+    [B, T, Hv, D, w]; what is not given has any elements.
     """
     n_together, width, tile = cuts
     n_shared, n_tiles = dims.hv // dims.hk, (dims.dv + width - 1) // width
@@ -144,7 +178,7 @@ def _run_bin(
     rows.decays[:] = ONE
     call = (dims.dk, kinds, flags, scale)
     token_kinds = (kinds.qkv, kinds.g, kinds.gv, kinds.beta)
-    form, final_form = (kinds.state, flags.is_v_first), (kinds.final_state, flags.is_v_first)
+    form = (kinds.state, flags.is_v_first)
     for i in range(bin_ptr[b], bin_ptr[b + 1]):
         n, key_head, group, c0 = items[i, 0], items[i, 1], items[i, 2] // n_tiles, items[i, 2] % n_tiles * width
         c1, first_head = min(c0 + width, dims.dv), key_head * n_shared + group * n_together
@@ -158,16 +192,14 @@ def _run_bin(
             token_kinds,
             (flags.has_g, flags.has_gv),
         )
+        initial, final = floats[read_slot[n], :, :, c0:c1], final_floats[:, :, :, c0:c1]
+        operands = ChannelOperands(q, k, gk, tokens, initial, write_slot[row[n]], final_state, final)
         for head in range(first_head, first_head if flags.is_direct else end_head):
-            load_state(state[n, head], form, (c0, c1), rows.states[head - first_head], rows.turn)
-        operands = ChannelOperands(q, k, gk, tokens, floats[n, :, :, c0:c1], final_floats[n, :, :, c0:c1])
+            load_state(state[read_slot[n], head], form, (c0, c1), rows.states[head - first_head], rows.turn)
         stop = start[n] + length[n]
         for begin in range(start[n], stop, CHUNK):
-            end = min(begin + CHUNK, stop)
-            at = (row[n], begin, end, key_head, first_head, end_head, begin == start[n], end == stop)
-            run_block(at, operands, call, tile, rows)
-        for head in range(first_head, first_head if flags.is_direct else end_head):
-            store_state(rows.states[head - first_head], final_form, (c0, c1), final_state[n, head], rows.turn)
+            at = (row[n], begin, min(begin + CHUNK, stop), start[n], stop, c0)
+            run_block(at, (key_head, first_head, end_head), operands, call, tile, rows)
 
 
 def _walk(
@@ -182,6 +214,8 @@ def _walk(
     beta: Words,
     state: Words,
     floats: F32Array,
+    read_slot: NDArray[np.int64],
+    write_slot: NDArray[np.int64],
     row: NDArray[np.int64],
     start: NDArray[np.int64],
     length: NDArray[np.int64],
@@ -209,6 +243,8 @@ def _walk(
             beta,
             state,
             floats,
+            read_slot,
+            write_slot,
             row,
             start,
             length,
@@ -238,6 +274,8 @@ def _argument_types() -> tuple[Any, ...]:
     return (
         *(any_array(word, n) for n in (5, 5, 5, 4, 5, 5, 4, 5)),
         any_array(types.float32, 4),
+        integers,
+        any_array(types.int64, 2),
         *([integers] * 3),
         types.Array(types.int64, 2, "C"),
         integers,

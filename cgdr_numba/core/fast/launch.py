@@ -1,12 +1,12 @@
 """The fast backend: a problem and its work items to one launch of a worker."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
-from cgdr_numba.core.fast.channel_worker import ChannelCuts, ChannelFlags, ChannelKinds, walk_channels
 from cgdr_numba.core.fast.chunk_worker import FEW, ChunkKinds, walk_chunks
 from cgdr_numba.core.fast.step import rows_bytes
 from cgdr_numba.core.fast.step_worker import StepFlags, StepKinds, walk_steps
@@ -14,14 +14,8 @@ from cgdr_numba.core.threads import numba_threads
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
-    from cgdr_numba.sched.channels import ChannelPlan
     from cgdr_numba.sched.host_plan import HostPlan
     from cgdr_numba.sched.steps import StepPlan
-
-CACHED_TILE: Final = 64
-"""Columns of a state that many tokens run over together, so that they stay in the first-level cache."""
-FEW_TOKENS: Final = 4
-"""Tokens up to which whole rows of a state are crossed instead."""
 
 
 class PreparedSteps:
@@ -29,7 +23,7 @@ class PreparedSteps:
 
     def __init__(self, problem: "Problem", plan: "StepPlan", threads: int | None) -> None:
         state = problem.given_state
-        self._is_direct = _is_direct(state)
+        self._is_direct = is_direct(state)
         self._state_words = as_words(state)
         self._threads = threads
         self._n_bins = plan.n_bins
@@ -120,55 +114,11 @@ def run_chunks(
             walk_chunks(plan.n_bins, *arguments)
 
 
-def run_channels(
-    problem: "Problem", plan: "ChannelPlan", threads: int | None, out: NDArray[Any], final_state: NDArray[Any]
-) -> None:
-    """Run the recurrence with decays of channels or of columns over all tokens.
-
-    Writes out [B, T, Hv, Dv] and, for sequences that have tokens, final_state in the layout of the caller's states; it
-    may be the initial state itself.
-    """
-    given = problem.given_state
-    # What is not given is never read.
-    gk, gv = (x if x is not None else other for x, other in ((problem.gk, problem.k), (problem.gv, problem.v)))
-    arrays = (problem.q, problem.k, problem.v, problem.g, gk, gv, problem.beta, given)
-    is_direct = not problem.state_v_first and _is_direct(given) and _is_direct(final_state)
-    tile = CACHED_TILE if max(problem.lengths, default=0) > FEW_TOKENS else plan.width
-    arguments = (
-        *(as_words(x) for x in arrays),
-        given if is_direct else final_state,
-        *problem.sequences,
-        plan.items,
-        plan.bin_ptr,
-        problem.dims,
-        ChannelKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, gk, gv, problem.beta, given, final_state))),
-        ChannelFlags(
-            problem.normalise,
-            problem.state_v_first,
-            not _is_zero(problem.g),
-            problem.gk is not None,
-            problem.gv is not None,
-            is_direct,
-        ),
-        ChannelCuts(plan.n_together, plan.width, min(tile, plan.width)),
-        single(problem.scale),
-        memory.scratch(plan.n_bins, plan.arena_bytes),
-        as_words(out),
-        as_words(final_state),
-        final_state,
-    )
-    if plan.n_bins <= 1:
-        walk_channels(plan.n_bins, *arguments)
-    else:
-        with numba_threads(threads):
-            walk_channels(plan.n_bins, *arguments)
+def as_floats(states: NDArray[Any], is_read: bool) -> NDArray[Any]:
+    """Return states [N, Hv, D1, D2] where a worker reads them as float32, else none of their elements."""
+    return states if is_read else np.empty((*states.shape[:2], 0, 0), FLOAT32)
 
 
-def _is_zero(gates: NDArray[Any]) -> bool:
-    """Return whether gates are one zero for all, as where none are given: a decay of 1 changes no bit."""
-    return gates.size > 0 and not any(gates.strides) and float(gates.flat[0]) == 0.0
-
-
-def _is_direct(state: NDArray[Any]) -> bool:
+def is_direct(state: NDArray[Any]) -> bool:
     """Return whether passes may read initial states as they are: float32, adjacent elements in a row."""
     return bool(state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1))
