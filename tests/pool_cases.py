@@ -14,7 +14,7 @@ from cgdr_numba import npu_recurrent_gated_delta_rule
 from cgdr_numba.core.dims import Dims
 from reference import Array, relative_rms, unit
 
-BACKENDS = ("golden", "faithful")
+BACKENDS = ("golden", "faithful", "fast")
 """Backends that every test of the operator runs on."""
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 

@@ -73,6 +73,8 @@ class PoolSchedule(NamedTuple):
 
     v_step: int
     """Columns of a V tile."""
+    n_v_tiles: int
+    """V tiles of a head."""
     state_depth: int
     """Buffers of the queue that states leave through."""
     attn_depth: int

@@ -9,6 +9,7 @@ from cgdr_numba.core.pool_contract import PoolLengths, pool_problem
 from cgdr_numba.core.slots import SlotIndices
 from cgdr_numba.pool_backends import PoolOptions, run_pool
 from cgdr_numba.sched.device import DeviceSpec
+from cgdr_numba.sched.pool_plan import PoolPlan
 
 Array = NDArray[Any]
 
@@ -28,9 +29,9 @@ def npu_recurrent_gated_delta_rule(
     gk: Array | None = None,
     seq_lens_format: Literal["lengths", "start+lengths", "cu"] = "lengths",
     read_indices: object = None,
-    backend: Literal["faithful", "golden"] = "faithful",
+    backend: Literal["faithful", "fast", "golden"] = "faithful",
     target: str | DeviceSpec | None = None,
-    plan: None = None,
+    plan: PoolPlan | None = None,
     threads: int | None = None,
     overflow: Literal["ieee", "saturate"] = "ieee",
 ) -> Array:
@@ -61,9 +62,11 @@ def npu_recurrent_gated_delta_rule(
             "cu" ([N + 1] sums that begin at 0).
         read_indices: Slots that sequences begin with [N], in place of those by accepted tokens; a slot that another
             sequence writes is refused.
-        backend: "faithful" (default; the 310P kernel's order of operations) or "golden" (float64 token loop).
+        backend: "faithful" (default; the 310P kernel's order of operations, for sequences of up to 8 tokens) or
+            "golden" (float64 token loop).
         target: Device to plan for: "310p" (faithful's default), "host" or a DeviceSpec. Golden has none.
-        plan: Not offered yet.
+        plan: A plan of `plan_step` for faithful, these sizes, gates and dtypes; excludes target and threads. Golden has
+            none.
         threads: Threads to run on, from 1 to numba's number; None takes numba's setting. Golden uses one.
         overflow: Faithful only: "ieee", or "saturate" as the 310P's vector unit does.
 
@@ -73,11 +76,16 @@ def npu_recurrent_gated_delta_rule(
     Raises:
         ContractError: Shapes, lengths, slots or options break the contract; a ValueError. Nothing was written.
         DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
-        UnsupportedError: An option that is not offered yet; a NotImplementedError.
+        BudgetError: Faithful: no V tile fits the target's unified buffer, or the NPU's scratch would overflow it
+            unseen; a ContractError. A plan of `plan_step` with a smaller v_step may fit.
 
     Numerics:
-        golden: float64 throughout; outputs and states are rounded once, where they are written. On every backend a
-        state stays unrounded from token to token within a call.
+        golden: float64 throughout; outputs and states are rounded once, where they are written. faithful: float32 in
+        the order of the 310P kernel: decays by g, then by gk; a row's product with k, 64 lanes by a tree of pairs and
+        the rest one by one; two roundings where a row learns; outputs last. Where Dk is no multiple of 16 the lanes
+        behind it are zeros (the NPU reads what lies next in memory). Only float16 is what the NPU takes, other dtypes
+        run the same operations as an extension. Both give the same bits on every machine, for any threads, plan,
+        strides and batch mates. On every backend a state stays unrounded from token to token within a call.
 
     Source:
         torch_npu.npu_recurrent_gated_delta_rule; kernel 310P RecurrentGatedDeltaRule, revision 96ea3f55.

@@ -71,6 +71,7 @@ class PoolPlan:
         gates, profile = self.key.gates, self.tiling.profile
         return PoolSchedule(
             v_step=self.tiling.v_step,
+            n_v_tiles=self.tiling.n_v_tiles,
             state_depth=profile.state_out,
             attn_depth=profile.attn_out,
             has_g=gates.has_g,
