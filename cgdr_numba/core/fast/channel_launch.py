@@ -91,9 +91,7 @@ def launch_channels(
         plan.items,
         plan.bin_ptr,
         dims,
-        ChannelKinds(
-            *(KINDS[x.dtype] for x in (inputs.q, inputs.g, gk, gv, inputs.beta, states.initial, states.final))
-        ),
+        ChannelKinds(*(KINDS[x.dtype] for x in typed)),
         ChannelFlags(
             normalise,
             states.is_v_first,
