@@ -75,7 +75,7 @@ class Checks:
             raise DtypeError(f"{self.op}: `{name}` must hold integers, got {array.dtype}")
         if array.ndim != 1:
             raise self.error(f"`{name}` must have one axis, got {array.ndim} axes: {list(array.shape)}")
-        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
             raise self.error(f"`{name}` must fit in int64, got {int(array.max())}")
         return array.astype(np.int64)
 

@@ -15,6 +15,7 @@ gk ("gamaK")         gk                                   second log decay, by h
 ===================  ===================================  =========================================================
 """
 
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -151,15 +152,23 @@ def _sequences(checks: Checks, lengths: PoolLengths, n_tokens: int) -> Sequences
     if form == "start+lengths" and len(values) < 1:
         raise checks.error(f"`{name}` must be [1 + N], the first token and N lengths, got {shortened(values)}")
     # Summed as Python integers: 64-bit sums of hostile lengths could wrap round.
-    total = sum(values.tolist())
-    if total > n_tokens or np.any(values < 0):
+    sizes = values.tolist()
+    total = sum(sizes)
+    if total > n_tokens or min(sizes, default=0) < 0:
         what = "[N] lengths" if form == "lengths" else "the first token and N lengths, [1 + N] numbers"
         raise checks.error(
             f"`{name}` must be {what} of at least 0 with a sum of at most T = {n_tokens}, got {shortened(values)} with "
             f"the sum {total}"
         )
-    first, sizes = (0, values) if form == "lengths" else (values[0], values[1:].copy())
-    return Sequences(np.zeros(len(sizes), np.int64), first + np.cumsum(sizes) - sizes, sizes)
+    first = 0 if form == "lengths" else sizes.pop(0)
+    return _placed(first, tuple(sizes))
+
+
+@functools.lru_cache(maxsize=64)
+def _placed(first: int, sizes: tuple[int, ...]) -> Sequences:
+    """Return sequences of so many tokens from the first one on; nobody writes into the arrays, so calls share them."""
+    lengths = np.array(sizes, np.int64)
+    return Sequences(np.zeros(len(sizes), np.int64), first + np.cumsum(lengths) - lengths, lengths)
 
 
 def _check_gk(checks: Checks, value: object, dims: Dims) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from cgdr_numba.core.ragged import Sequences
 
 PADDING = -1
 """The slot of padding rows."""
+_NOTHING = np.zeros(0, np.int64)
 
 
 class SlotIndices(NamedTuple):
@@ -44,19 +45,28 @@ def assign_slots(checks: Checks, indices: SlotIndices, sequences: Sequences, n_t
     write = checks.integers(name, indices.ssm_state_indices)
     checks.shape(name, write, "T", (n_tokens,))
     _check_range(checks, name, write, n_slots, "token")
-    padding = np.flatnonzero(write < 0)
-    if len(padding) or sequences.length.sum() < n_tokens:
+    # A decode step has few tokens, for which a list is faster than a vector.
+    slots, lengths = write.tolist(), sequences.length.tolist()
+    padding = _NOTHING
+    is_whole = min(slots, default=0) >= 0 and sum(lengths) == n_tokens
+    if not is_whole:
+        padding = np.flatnonzero(write < 0)
         sequences = _without_padding(checks, sequences, write)
-    read = _read_slots(checks, indices, sequences, write, n_slots)
+    is_plain = indices.num_accepted_tokens is None and indices.read_indices is None
+    if is_whole and is_plain and 0 not in lengths:
+        read = write[sequences.start]
+    else:
+        read = _read_slots(checks, indices, sequences, write, n_slots)
     # Without duplicates, and without slots from elsewhere to read, no two sequences can meet.
-    if indices.read_indices is not None or len(set(write.tolist())) < n_tokens:
+    if indices.read_indices is not None or len(set(slots)) < n_tokens:
         _check_races(checks, sequences, write, read)
     return Slots(read, write, padding, sequences)
 
 
 def _check_range(checks: Checks, name: str, slots: NDArray[np.int64], n_slots: int, of_what: str) -> None:
     """Refuse slots that are neither in the pool nor padding."""
-    if slots.size and (slots.min() < PADDING or slots.max() >= n_slots):
+    listed = slots.tolist()
+    if min(listed, default=0) < PADDING or max(listed, default=-1) >= n_slots:
         at = int(np.flatnonzero((slots < PADDING) | (slots >= n_slots))[0])
         raise checks.error(
             f"`{name}` must be slots from 0 to {n_slots - 1}, or {PADDING} for padding, got {slots[at]} at {of_what} "

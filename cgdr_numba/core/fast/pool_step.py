@@ -9,7 +9,7 @@ from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.exp64 import exp64
 from cgdr_numba.core.fast import v_first
 from cgdr_numba.core.fast.convert import narrow_row, narrow_rows, widen_row
-from cgdr_numba.core.fast.step import Rows, Tokens, finish_token, rows_bytes, take_rows
+from cgdr_numba.core.fast.step import Rows, finish_token, rows_bytes, take_rows
 from cgdr_numba.core.jit import kernel
 
 F32Array = NDArray[np.float32]
@@ -25,6 +25,21 @@ class PoolRows(NamedTuple):
     tokens: Rows
     states: F32Array
     """[n, Dv, ceil16(Dk)]; states of n value heads between tokens, where the pool is not float32."""
+
+
+class PoolTokens(NamedTuple):
+    """Global memory of some value rows of a call's heads, and its element kinds."""
+
+    v: Words
+    """[T, Hv, n, w]"""
+    g: Words
+    """[T, Hv, w]"""
+    beta: Words
+    """[T, Hv, w]"""
+    out: Words
+    """[T, Hv, n, w]"""
+    kinds: Any
+    """(kind of q, k, v and out; of g; of beta)"""
 
 
 class Pool(NamedTuple):
@@ -57,7 +72,7 @@ def take_pool_rows(arena: F32Array, dk: int, dv: int, n_states: int) -> PoolRows
 
 
 @kernel
-def run_rows(x: Tokens, place: Any, own: Any, pool: Pool, rows: Rows) -> None:
+def run_rows(x: PoolTokens, place: Any, own: Any, pool: Pool, rows: Rows) -> None:
     """Run tokens over value rows r0 to r1 of a state, with the passes and the bits of `step.run_by_value`.
 
     `place` is (first token, number of tokens up to 64, head, r0, r1); x holds those value rows alone. `own` is (rows
@@ -69,20 +84,20 @@ def run_rows(x: Tokens, place: Any, own: Any, pool: Pool, rows: Rows) -> None:
     source, scratch = own
     dk = source.shape[1]
     delta, m, p = rows.delta[: r1 - r0], rows.m[: r1 - r0], rows.p[: r1 - r0]
-    decay = np.float32(_exp64(np.float64(widen(x.g[0, begin, head], g_kind))))
+    decay = np.float32(_exp64(np.float64(widen(x.g[begin, head], g_kind))))
     _read(source, rows.k[0, :dk], rows.q[0, :dk], m, p)
     for i in range(n_tokens):
         t = begin + i
         slot, is_last = pool.write_slot[t], i + 1 == n_tokens
         target = pool.floats[slot, head, r0:r1] if pool.is_direct else scratch
-        widen_row(x.v[0, t, head], kind, delta)
-        finish_token(decay, widen(x.beta[0, t, head], beta_kind), rows.kq[i], delta, m, p)
-        narrow_row(p, kind, x.out[0, t, head])
+        widen_row(x.v[t, head], kind, delta)
+        finish_token(decay, widen(x.beta[t, head], beta_kind), rows.kq[i], delta, m, p)
+        narrow_row(p, kind, x.out[t, head])
         k = rows.k[i, :dk]
         if is_last:
             _update(source, decay, k, delta, target)
         else:
-            next_decay = np.float32(_exp64(np.float64(widen(x.g[0, t + 1, head], g_kind))))
+            next_decay = np.float32(_exp64(np.float64(widen(x.g[t + 1, head], g_kind))))
             _update_and_read(source, decay, k, delta, rows.k[i + 1, :dk], rows.q[i + 1, :dk], target, m, p)
             decay = next_decay
         if not pool.is_direct and (is_last or pool.write_slot[t + 1] != slot):

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import CHUNK, Dims
 from cgdr_numba.core.fast.convert import widen_rows
-from cgdr_numba.core.fast.pool_step import Pool, PoolRows, run_rows, take_pool_rows
-from cgdr_numba.core.fast.step import Tokens, load_tokens
+from cgdr_numba.core.fast.pool_step import Pool, PoolRows, PoolTokens, run_rows, take_pool_rows
+from cgdr_numba.core.fast.step import load_tokens
 from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
 
 F32Array = NDArray[np.float32]
@@ -27,7 +27,7 @@ class PoolKinds(NamedTuple):
 
 
 @spliced_kernel
-def run_block(at: Any, heads: Any, keys: Any, x: Tokens, pool: Pool, rows: PoolRows) -> None:
+def run_block(at: Any, heads: Any, keys: Any, x: PoolTokens, pool: Pool, rows: PoolRows) -> None:
     """Up to 64 tokens of a key head, over some rows at a time of the states of its value heads.
 
     `at` is (begin, end, slot that the states are read from, or -1 where they lie in scratch, rows at a time), `heads`
@@ -36,12 +36,12 @@ def run_block(at: Any, heads: Any, keys: Any, x: Tokens, pool: Pool, rows: PoolR
     begin, end, read_slot, tile = at
     key_head, first_head, end_head = heads
     q, k, dk, scale = keys
-    load_tokens(q[0, begin:end, key_head], k[0, begin:end, key_head], x.kinds[0], (False, scale), rows.tokens)
-    dv = x.v.shape[3]
+    load_tokens(q[begin:end, key_head], k[begin:end, key_head], x.kinds[0], (False, scale), rows.tokens)
+    dv = x.v.shape[2]
     for head in range(first_head, end_head):
         for r0 in range(0, dv, tile):
             r1 = min(r0 + tile, dv)
-            own = Tokens(x.v[:, :, :, r0:r1], x.g, x.beta, x.out[:, :, :, r0:r1], x.kinds)
+            own = PoolTokens(x.v[:, :, r0:r1], x.g, x.beta, x.out[:, :, r0:r1], x.kinds)
             scratch = rows.states[head - first_head, r0:r1, :dk] if not pool.is_direct else pool.floats[0, head, r0:r1]
             source = scratch
             if read_slot >= 0:
@@ -77,12 +77,12 @@ def _run_bin(
 ) -> None:
     """All items [n, 2] (sequence, key head) of bin b, one after another, in one arena.
 
-    Tensors are [1, T, H, D, w]; words and floats are the pool, which is float32 where it is direct. Sequence n begins
+    Tensors are [T, H, D, w]; words and floats are the pool, which is float32 where it is direct. Sequence n begins
     with the state in slot read_slot[n]; the state after token t goes to slot write_slot[t].
     """
     n_shared = dims.hv // dims.hk
     rows = take_pool_rows(arenas[b], dims.dk, dims.dv, 0 if is_direct else n_shared)
-    tokens = Tokens(v, g, beta, out, (kinds.qkv, kinds.g, kinds.beta))
+    tokens = PoolTokens(v, g, beta, out, (kinds.qkv, kinds.g, kinds.beta))
     pool = Pool(words, floats, kinds.pool, is_direct, write_slot)
     for i in range(bin_ptr[b], bin_ptr[b + 1]):
         n, key_head = items[i, 0], items[i, 1]
@@ -155,7 +155,7 @@ def _argument_types() -> tuple[Any, ...]:
 
     word, integers = types.uint16, types.Array(types.int64, 1, "C")
     return (
-        *(any_array(word, n) for n in (5, 5, 5, 4, 4)),
+        *(any_array(word, n) for n in (4, 4, 4, 3, 3)),
         *([integers] * 4),
         types.Array(types.int64, 2, "C"),
         integers,
@@ -164,7 +164,7 @@ def _argument_types() -> tuple[Any, ...]:
         types.float32,
         types.int64,
         types.Array(types.float32, 2, "C"),
-        any_array(word, 5, readonly=False),
+        any_array(word, 4, readonly=False),
         any_array(word, 5, readonly=False),
         any_array(types.float32, 4, readonly=False),
     )
