@@ -86,10 +86,13 @@ def run_rows(x: PoolTokens, place: Any, own: Any, pool: Pool, rows: Rows) -> Non
     delta, m, p = rows.delta[: r1 - r0], rows.m[: r1 - r0], rows.p[: r1 - r0]
     decay = np.float32(_exp64(np.float64(widen(x.g[begin, head], g_kind))))
     _read(source, rows.k[0, :dk], rows.q[0, :dk], m, p)
+    slot, target = np.int64(-1), scratch
     for i in range(n_tokens):
         t = begin + i
-        slot, is_last = pool.write_slot[t], i + 1 == n_tokens
-        target = pool.floats[slot, head, r0:r1] if pool.is_direct else scratch
+        is_last = i + 1 == n_tokens
+        if pool.write_slot[t] != slot:
+            slot = pool.write_slot[t]
+            target = pool.floats[slot, head, r0:r1] if pool.is_direct else scratch
         widen_row(x.v[t, head], kind, delta)
         finish_token(decay, widen(x.beta[t, head], beta_kind), rows.kq[i], delta, m, p)
         narrow_row(p, kind, x.out[t, head])
