@@ -3,10 +3,10 @@
 The loop is written from the recurrence alone; nothing of it comes from the package under test.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,6 +16,8 @@ from reference import Array, relative_rms, unit
 
 BACKENDS = ("golden", "faithful", "fast")
 """Backends that every test of the operator runs on."""
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32]
+"""Dtypes that every backend takes, of tensors and of pools."""
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -158,6 +160,13 @@ def make_pool_case(
     return case.cast(dtype, state)
 
 
+def tokens(case: PoolCase, chosen: list[int], lengths: tuple[int, ...]) -> PoolCase:
+    """Some tokens of a case alone."""
+    names = ("query", "key", "value", "beta", "g", "gk")
+    picked = {name: x[chosen] for name in names if (x := getattr(case, name)) is not None}
+    return case.but(**picked, slots=np.asarray(case.slots)[chosen], lengths=lengths)
+
+
 def written(case: PoolCase) -> list[int]:
     """Slots that the call writes."""
     return sorted({int(slot) for slot in case.slots if slot >= 0})
@@ -190,6 +199,3 @@ def same(actual: PoolResult, expected: PoolResult) -> None:
             raise AssertionError(
                 f"{name}: {wrong.sum()} of {a.size} differ, first {at}: {a[at]!r} instead of {e[at]!r}"
             )
-
-
-Change = Callable[[PoolCase], PoolCase]
