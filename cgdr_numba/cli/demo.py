@@ -11,8 +11,8 @@ from cgdr_numba.parity.runs import Run, run_call
 def demo() -> None:
     """Run the shipped samples on every backend.
 
-    They are a prefill and a decode over a pool of states. The results are compared with the float64 results recorded beside the samples. Exits with 1 where an error is above
-    its bound.
+    They are a prefill, and a decode over a pool of states. The results are compared with the float64 results recorded
+    beside them. Exits with 1 where an error is above its bound.
     """
     verdicts = []
     with errors_in_a_line():
