@@ -1,5 +1,6 @@
 """Slots of a pool, on every backend: padding, ranges, races, larger pages, dtypes, separate slots to read and write."""
 
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -196,3 +197,22 @@ def test_t118_indices_of_any_integer_type(backend: str, dtype: str) -> None:
     expected = run(case, backend)
     arrays = {name: np.array(getattr(case, name)).astype(dtype) for name in ("lengths", "slots", "accepted")}
     same(run(case.but(**arrays), backend), expected)
+
+
+@every_backend
+def test_a_large_pool_costs_what_is_touched_of_it(backend: str) -> None:
+    """2 of 4096 slots: no copy of the pool, no list of its slots."""
+    case = make_pool_case(92, (1, 1), n_slots=2)
+    small = run(case, backend)
+    pool = np.zeros((4096, *case.state.shape[1:]), np.float32)
+    slots = np.array([4000, 7])
+    pool[slots] = case.state[case.slots]
+    tracemalloc.start()
+    try:
+        result = run(case.but(slots=slots), backend, pool=pool)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < pool.nbytes / 16
+    same(result._replace(pool=pool[slots]), small._replace(pool=small.pool[case.slots]))
+    assert sorted(np.flatnonzero(pool.any(axis=(1, 2, 3)))) == [7, 4000]
