@@ -62,11 +62,10 @@ def npu_recurrent_gated_delta_rule(
             "cu" ([N + 1] sums that begin at 0).
         read_indices: Slots that sequences begin with [N], in place of those by accepted tokens; a slot that another
             sequence writes is refused.
-        backend: "faithful" (default; the 310P kernel's order of operations, for sequences of up to 8 tokens) or
-            "golden" (float64 token loop).
-        target: Device to plan for: "310p" (faithful's default), "host" or a DeviceSpec. Golden has none.
-        plan: A plan of `plan_step` for faithful, these sizes, gates and dtypes; excludes target and threads. Golden has
-            none.
+        backend: "faithful" (default; the 310P kernel's order of operations, for sequences of up to 8 tokens), "fast"
+            (float32 vector code, for any number of tokens) or "golden" (float64 token loop).
+        target: Faithful only: device to plan for, "310p" (default), "host" or a DeviceSpec.
+        plan: Faithful only: a plan of `plan_step` for these sizes, gates and dtypes; excludes target and threads.
         threads: Threads to run on, from 1 to numba's number; None takes numba's setting. Golden uses one.
         overflow: Faithful only: "ieee", or "saturate" as the 310P's vector unit does.
 
@@ -84,8 +83,17 @@ def npu_recurrent_gated_delta_rule(
         the order of the 310P kernel: decays by g, then by gk; a row's product with k, 64 lanes by a tree of pairs and
         the rest one by one; two roundings where a row learns; outputs last. Where Dk is no multiple of 16 the lanes
         behind it are zeros (the NPU reads what lies next in memory). Only float16 is what the NPU takes, other dtypes
-        run the same operations as an extension. Both give the same bits on every machine, for any threads, plan,
-        strides and batch mates. On every backend a state stays unrounded from token to token within a call.
+        run the same operations as an extension. golden and faithful give the same bits on every machine, for any
+        threads, plan, strides and batch mates. On every backend a state stays unrounded from token to token within a
+        call.
+
+        fast: float32, with the bits of `fused_recurrent_gated_delta_rule` with state_v_first. States are read and
+        written where they lie, some rows at a time that stay in the first-level cache for all tokens; of a slot that
+        comes several times in a row the last state alone is written. For one package version and instruction set the
+        bits depend on a (sequence, head)'s own rows and state, Dk, Dv, dtypes, and on whether gk is [T, Nv, Dk]: not
+        on threads, batch mates, slots, strides, or how many tokens a call has. So a float32 pool that goes on behind n
+        accepted tokens has the bits of a run that never saw the others. A 16-bit pool has them where that run, too,
+        begins a call behind those n: what a call begins with was rounded.
 
     Source:
         torch_npu.npu_recurrent_gated_delta_rule; kernel 310P RecurrentGatedDeltaRule, revision 96ea3f55.

@@ -9,7 +9,9 @@ import numba
 from cgdr_numba.core.cache import cache_folder
 from cgdr_numba.core.faithful.pool_worker import walk_cores
 from cgdr_numba.core.faithful.worker import walk_bins
+from cgdr_numba.core.fast.channel_worker import walk_channels
 from cgdr_numba.core.fast.chunk_worker import walk_chunks
+from cgdr_numba.core.fast.pool_worker import walk_pool
 from cgdr_numba.core.jit import Entry
 from cgdr_numba.parity.calls import AnyPlan, Array, RecordedCall
 from cgdr_numba.parity.metrics import Comparison, bound_of
@@ -32,10 +34,13 @@ WORKERS: Final = {
         "faithful": Worker(walk_bins, "worker._run_bin-*.nbi"),
     },
     RECURRENT_OPERATOR: {
+        "fast": Worker(walk_pool, "pool_worker._run_bin-*.nbi"),
         "faithful": Worker(walk_cores, "pool_worker._run_core-*.nbi"),
     },
 }
 """The workers of the backends that are compiled, by operator."""
+CHANNEL_WORKER: Final = Worker(walk_channels, "channel_worker._run_bin-*.nbi")
+"""What runs a pool on fast where a call has a gate for every channel."""
 
 
 def will_compile(operator: str, backend: str) -> bool:
@@ -87,6 +92,8 @@ def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None =
     if is_planned(call, backend):
         plan = plan_call(call, target, backend=backend)
     worker = WORKERS[call.operator].get(backend)
+    if backend == "fast" and "gk" in call.arrays and call.arrays["gk"].ndim == 3:
+        worker = CHANNEL_WORKER
     if worker is not None:
         entry = worker.entry
         entry.compile()

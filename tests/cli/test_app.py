@@ -158,6 +158,8 @@ def test_warmup_compiles_what_is_asked_for() -> None:
     assert [line.split()[:2] for line in text.splitlines() if line.startswith("fast")] == [
         ["fast", "prefill"],
         ["fast", "decode"],
+        ["fast", "gates"],
+        ["fast", "pool"],
         ["fast", "raw"],
     ]
     assert "faithful" not in text
