@@ -66,10 +66,16 @@ def take_rows(arena: F32Array, dk: int, dv: int) -> Rows:
     )
 
 
+@kernel
+def rows_floats(dk: int, dv: int) -> int:
+    """Return the floats of `Rows`, whole cache lines."""
+    key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
+    return 2 * CHUNK * key + 3 * CHUNK + (CHUNK + 3) * value
+
+
 def rows_bytes(dk: int, dv: int) -> int:
     """Return the bytes of `Rows`."""
-    key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
-    return 4 * (2 * CHUNK * key + 3 * CHUNK + (CHUNK + 3) * value)
+    return 4 * int(rows_floats(dk, dv))
 
 
 @kernel
