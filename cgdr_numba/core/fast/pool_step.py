@@ -17,7 +17,7 @@ F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
 
 _exp64 = kernel(exp64)
-_rows_floats, _run_rows = rows_floats, run_tokens
+_rows_floats, _run_rows = kernel(rows_floats), run_tokens
 
 
 class PoolRows(NamedTuple):

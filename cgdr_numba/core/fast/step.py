@@ -66,7 +66,6 @@ def take_rows(arena: F32Array, dk: int, dv: int) -> Rows:
     )
 
 
-@kernel
 def rows_floats(dk: int, dv: int) -> int:
     """Return the floats of `Rows`, whole cache lines."""
     key, value = (dk + 15) // 16 * 16, (dv + 15) // 16 * 16
@@ -75,7 +74,7 @@ def rows_floats(dk: int, dv: int) -> int:
 
 def rows_bytes(dk: int, dv: int) -> int:
     """Return the bytes of `Rows`."""
-    return 4 * int(rows_floats(dk, dv))
+    return 4 * rows_floats(dk, dv)
 
 
 @kernel
