@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 STREAMED_BYTES = 2**23
 """Results of the chunked form from this size on are written past the caches, which would lose them before their use."""
 SHARED_STREAMED_BYTES = 2**20
-"""The same where several bins write: cores that fetch ahead of their stores take lines from one another, which costs 7 %
-of a call with two heads; smaller results are worth more in a cache."""
+"""The same where several bins write: cores that fetch ahead of their stores take lines from one another, which costs 7
+% of a call with two heads; smaller results are worth more in a cache."""
 
 
 class PreparedSteps:

@@ -37,7 +37,12 @@ def run_block(at: Any, heads: Any, keys: Any, x: PoolTokens, pool: Pool, rows: P
     key_head, first_head, end_head = heads
     q, k, dk, scale = keys
     load_tokens(q[begin:end, key_head], k[begin:end, key_head], x.kinds[0], (False, scale), rows.tokens)
-    dv = x.v.shape[2]
+    dv, changes = x.v.shape[2], 0
+    for t in range(begin + 1, end):
+        changes += 1 if pool.write_slot[t] != pool.write_slot[t - 1] else 0
+    if changes == 0:
+        # The state goes to memory once, so nothing is won by keeping some rows of it in the cache.
+        tile = dv
     for head in range(first_head, end_head):
         for r0 in range(0, dv, tile):
             r1 = min(r0 + tile, dv)
