@@ -1,6 +1,7 @@
 """The Gated Delta Rule on CPUs: fast in float32, a float64 definition, a re-enactment of the Ascend 310P kernels."""
 
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.served import Served, last_call
 from cgdr_numba.errors import BudgetError, ContractError, DtypeError, UnsupportedError
 from cgdr_numba.ops import (
     RecurrentStep,
@@ -23,11 +24,13 @@ __all__ = [
     "HostPlan",
     "Plan",
     "RecurrentStep",
+    "Served",
     "UnsupportedError",
     "chunk_gated_delta_rule",
     "fused_gdn_gating",
     "fused_recurrent_gated_delta_rule",
     "host",
+    "last_call",
     "npu_chunk_gated_delta_rule",
     "plan_chunk",
 ]

@@ -63,7 +63,7 @@ def plan(
 
     Prints the V tiles, the map of the unified buffer (fast: the bytes of scratch), the bins with their loads, and the
     balance. The sizes come from a recorded call, or from --lengths, --nk, --nv, --dk and --dv. A plan that does not fit
-    the unified buffer prints its ledger and exits with 1. fast on the host is planned for numba's number of threads.
+    the unified buffer prints its ledger and exits with 1. fast on the host is planned for the threads of a call.
     """
     sizes = {"--nk": nk, "--nv": nv, "--dk": dk, "--dv": dv}
     _check_usage(call, {"--lengths": lengths, **sizes}, dtype)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numba
 
+from cgdr_numba.core.cores import cores
+
 
 class _Layer:
     """numba's threading layer, as far as this process may use it."""
@@ -20,6 +22,13 @@ class _Layer:
         """The layer's name once it has started; empty where there is none to use."""
         self.is_lost = False
         """Whether a fork has left the threads behind."""
+
+    @property
+    def missing(self) -> str:
+        """Why no threads can be used; empty where they can."""
+        if numba.config.DISABLE_JIT:
+            return "no JIT"
+        return "" if self.name != "" else "forked" if self.is_lost else "no threading layer"
 
     def start(self) -> str:
         """Return the layer's name, starting it the first time; empty, with one warning, where numba has none."""
@@ -76,21 +85,37 @@ def layer_name() -> str:
     return _layer.start() if has_threads() else ""
 
 
+def missing_threads() -> str:
+    """Return why no threads can be used: "forked", "no threading layer" or "no JIT"; empty where they can."""
+    return _layer.missing
+
+
 def current_threads() -> int:
-    """Return numba's number of threads for the calling thread; 1 where no threads can be used."""
-    return int(numba.get_num_threads()) if has_threads() else 1
+    """Return how many threads a call takes that does not say; 1 where no threads can be used.
+
+    They are numba's number for the calling thread, but no more than the process may have cores: by its affinity mask
+    and by the quota of its control groups.
+    """
+    return min(int(numba.get_num_threads()), cores().usable) if has_threads() else 1
 
 
 @contextmanager
-def numba_threads(n_threads: int | None) -> Iterator[None]:
-    """Run the block on n_threads numba threads (None: as the calling thread has it), then put the number back."""
-    before = current_threads()
-    if n_threads is None or n_threads == before or not _layer.name:
-        yield
+def numba_threads(n_threads: int | None) -> Iterator[int]:
+    """Run the block on n_threads numba threads (None: `current_threads`), then put numba's number back.
+
+    Yields the number of threads that there are: 1 where none can be used.
+    """
+    if not has_threads():
+        yield 1
         return
-    numba.set_num_threads(n_threads)
+    before = int(numba.get_num_threads())
+    wanted = min(before, cores().usable) if n_threads is None else n_threads
+    if wanted == before:
+        yield wanted
+        return
+    numba.set_num_threads(wanted)
     try:
-        yield
+        yield wanted
     finally:
         numba.set_num_threads(before)
 

@@ -178,8 +178,8 @@ def plan_chunk(
             every one of them by the same plan.
         target: "310p" (faithful's default), "host" (fast's) or a DeviceSpec.
         v_step: Faithful only: columns of a V tile, to plan for another width than the widest that fits.
-        threads: Fast only: bins at the most. None takes the cores of the target, or numba's number of threads where
-            no target is given.
+        threads: Fast only: bins at the most. None takes the cores of the target, or the number that a call takes
+            by default where no target is given.
 
     Returns:
         The plan, which ``plan=`` of the public functions takes for any call on the backend of these dims and lengths,

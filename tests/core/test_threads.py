@@ -1,6 +1,7 @@
 """Threads in real programs, each in a process of its own: forks, several Python threads, missing layers."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,11 +38,12 @@ def run(backend="fast", **options):
 """
 
 
-def run_process(code: str, **environment: str) -> str:
-    """What a new process prints that runs CALLS and the code."""
+def run_process(code: str, before: tuple[str, ...] = (), **environment: str) -> str:
+    """What a new process prints that runs CALLS and the code; `before` is a command that starts it."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_NUM_THREADS": "2", **environment}
-    found = subprocess.run([sys.executable, "-c", CALLS + code], env=environment, capture_output=True, text=True)
+    command = [*before, sys.executable, "-c", CALLS + code]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[-2000:]
     return found.stdout
 
@@ -69,6 +71,22 @@ print(run(threads=2) == expected)
     told = "forked from one that runs OpenMP threads" in first
     assert told == (layer == "omp")
     assert first.count("running on one thread") == told
+
+
+def test_the_default_follows_the_affinity_mask() -> None:
+    """Whether the process starts tied to one core, or is tied to one before its first call."""
+    tie = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code = """
+import numba
+from cgdr_numba import last_call
+from cgdr_numba.core.cores import cores
+expected = run(threads=2)
+print(last_call().threads, run() == expected, cores().affinity, last_call().threads, numba.get_num_threads())
+"""
+    assert run_process(tie + code) == "2 True 1 1 2\n"
+    if shutil.which("taskset"):
+        core = str(min(os.sched_getaffinity(0)))
+        assert run_process(code, before=("taskset", "-c", core)) == "2 True 1 1 2\n"
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])

@@ -11,7 +11,7 @@ from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.ub import Kinds
 from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
 from cgdr_numba.core.l2norm import l2norm
-from cgdr_numba.core.threads import numba_threads
+from cgdr_numba.core.served import run_bins
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
@@ -36,21 +36,20 @@ def run(
     inputs = (q, k, problem.v, problem.g, problem.beta, problem.state)
     kinds = Kinds(*(KINDS[x.dtype] for x in (q, problem.g, problem.beta, problem.state, final_state)))
     scratch = memory.allocate(plan.n_bins, plan.tiling.ledger.total_bytes, plan.workspace_shape())
-    with numba_threads(threads):
-        launch = walk_bins if arith is None else walk_bins_optioned
-        launch(
-            plan.n_bins,
-            *(as_words(x) for x in inputs),
-            *problem.sequences,
-            plan.items,
-            plan.bin_ptr,
-            plan.schedule(),
-            plan.tiling.ledger.layout(),
-            problem.dims,
-            kinds,
-            arith,
-            single(problem.scale),
-            *scratch,
-            as_words(out),
-            as_words(final_state),
-        )
+    arguments = (
+        *(as_words(x) for x in inputs),
+        *problem.sequences,
+        plan.items,
+        plan.bin_ptr,
+        plan.schedule(),
+        plan.tiling.ledger.layout(),
+        problem.dims,
+        kinds,
+        arith,
+        single(problem.scale),
+        *scratch,
+        as_words(out),
+        as_words(final_state),
+    )
+    walk = walk_bins if arith is None else walk_bins_optioned
+    run_bins(walk, ("faithful", "chunks"), plan.n_bins, threads, arguments)
