@@ -14,6 +14,7 @@ LAYERS = [
     ("__init__",),
     ("ops",),
     ("backends",),
+    ("parts",),
     ("core.contract",),
     ("core.gate_options",),
     ("sched",),
