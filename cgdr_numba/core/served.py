@@ -21,8 +21,8 @@ class Served(NamedTuple):
     threads: int
     """Threads that the bins ran on; numba's layer may have woken fewer."""
     serial: str
-    """Why there was only one: "one bin", "one thread wanted", "forked", "no threading layer", "no JIT", "plain Python";
-    empty where there were several."""
+    """Why there was only one: "one bin", "one thread wanted", "forked", "no threading layer", "in a parallel loop",
+    "no JIT", "plain Python"; empty where there were several."""
 
 
 _local = threading.local()

@@ -25,10 +25,12 @@ class _Layer:
 
     @property
     def missing(self) -> str:
-        """Why no threads can be used; empty where they can."""
+        """Why the calling thread can use no others; empty where it can, once the layer has started."""
         if numba.config.DISABLE_JIT:
             return "no JIT"
-        return "" if self.name != "" else "forked" if self.is_lost else "no threading layer"
+        if self.name:
+            return "in a parallel loop" if self.name == "workqueue" and _is_foreign() else ""
+        return "forked" if self.is_lost else "no threading layer"
 
     def start(self) -> str:
         """Return the layer's name, starting it the first time; empty, with one warning, where numba has none."""
@@ -65,6 +67,11 @@ def _warn(reason: str) -> None:
     warnings.warn(f"cgdr_numba: {reason}: running on one thread", RuntimeWarning, stacklevel=2)
 
 
+def _is_foreign() -> bool:
+    """Return whether the calling thread was not started by Python, as those of numba's parallel loops are not."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
+
+
 _layer = _Layer()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_layer.after_fork)
@@ -76,8 +83,11 @@ def most_threads() -> int:
 
 
 def has_threads() -> bool:
-    """Return whether parallel loops can run in this process; the first answer starts numba's threading layer."""
-    return not numba.config.DISABLE_JIT and bool(_layer.start())
+    """Return whether the calling thread can run parallel loops; the first answer starts numba's threading layer.
+
+    numba's workqueue layer ends the process where a loop starts another one, so there its own threads run none.
+    """
+    return not numba.config.DISABLE_JIT and bool(_layer.start()) and not _layer.missing
 
 
 def layer_name() -> str:
@@ -86,7 +96,7 @@ def layer_name() -> str:
 
 
 def missing_threads() -> str:
-    """Return why no threads can be used: "forked", "no threading layer" or "no JIT"; empty where they can."""
+    """Return why the calling thread can use no others, as `Served.serial` has it; empty where it can."""
     return _layer.missing
 
 
