@@ -109,12 +109,12 @@ class _KernelCache:
         """Store compiled code; where that cannot be done, warn once in the process, and go on."""
         if result.library.has_dynamic_globals:
             return
-        code = dumps(result._reduce())
         try:
+            code = dumps(result._reduce())
             self._folder.mkdir(parents=True, exist_ok=True)
             _write_whole(self._path(signature), hashlib.sha256(code).digest() + code)
-        except OSError as reason:
-            _warn_once(f"in {self._folder} ({reason.strerror or reason})")
+        except Exception as reason:
+            _warn_once(f"in {self._folder} ({getattr(reason, 'strerror', None) or reason})")
 
 
 def _write_whole(path: Path, content: bytes) -> None:
