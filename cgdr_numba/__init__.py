@@ -1,6 +1,7 @@
 """The Gated Delta Rule on CPUs: fast in float32, a float64 definition, a re-enactment of the Ascend 310P kernels."""
 
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.served import Served, last_call
 from cgdr_numba.errors import BudgetError, ContractError, DtypeError, UnsupportedError
 from cgdr_numba.ops import (
     RecurrentStep,
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "PoolPlan",
     "RecurrentStep",
+    "Served",
     "UnsupportedError",
     "chunk_gated_delta_rule",
     "chunk_kda",
@@ -34,6 +36,7 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_kda",
     "host",
+    "last_call",
     "npu_chunk_gated_delta_rule",
     "npu_recurrent_gated_delta_rule",
     "plan_chunk",

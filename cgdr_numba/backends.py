@@ -5,21 +5,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cgdr_numba import parts
 from cgdr_numba.core import golden, memory
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Problem
 from cgdr_numba.core.dtypes import FLOAT32, FLOAT64, round_to
-from cgdr_numba.core.faithful import launch
 from cgdr_numba.core.faithful.arith import Arith
-from cgdr_numba.core.fast import launch as fast
-from cgdr_numba.core.fast.channel_launch import run_channels
 from cgdr_numba.core.threads import current_threads, most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
-from cgdr_numba.sched.channels import plan_channels
 from cgdr_numba.sched.device import host_cache_bytes, resolve
 from cgdr_numba.sched.host_plan import HostKey, HostPlan, plan_host
 from cgdr_numba.sched.plan import Plan, PlanKey, make_chunk_plan
-from cgdr_numba.sched.steps import plan_steps
 
 Array = NDArray[Any]
 
@@ -66,11 +62,11 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
     elif backend == "fast":
         host_plan = _host_plan(checks, problem, options, threads)
         out, final_state = _results(problem, backend)
-        fast.run_chunks(problem, host_plan, threads, out, final_state)
+        parts.run_chunks(problem, host_plan, threads, out, final_state)
     else:
         plan, arith = _plan(checks, problem, options), _arith(checks, options)
         out, final_state = _results(problem, backend)
-        launch.run(problem, plan, arith, threads, out, final_state)
+        parts.run_faithful(problem, plan, arith, threads, out, final_state)
     _pass_states_through(problem, final_state)
     return out, final_state
 
@@ -116,10 +112,9 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
         out = memory.result(problem.v.shape, problem.q.dtype)
         n_bins = threads or current_threads()
         if problem.gk is None and problem.gv is None:
-            fast.run_steps(problem, plan_steps(problem.dims, problem.lengths, n_bins), threads, out, state)
+            parts.run_steps(problem, n_bins, threads, out, state)
         else:
-            channel_plan = plan_channels(problem.dims, problem.lengths, n_bins, host_cache_bytes())
-            run_channels(problem, channel_plan, threads, out, state)
+            parts.run_channels(problem, n_bins, threads, out, state)
         seen = state if problem.state_v_first else state.swapaxes(2, 3)
     _pass_states_through(problem, seen)
     return out, state

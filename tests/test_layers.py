@@ -15,6 +15,7 @@ LAYERS = [
     ("ops",),
     ("pool_backends",),
     ("backends",),
+    ("parts",),
     ("core.pool_contract",),
     ("core.contract",),
     ("core.gate_options",),
@@ -34,8 +35,9 @@ LAYERS = [
     ("core.fast.convert", "core.fast.solve", "core.fast.microkernel", "core.fast.pairs"),
     ("core.faithful", "core.fast", "core.phases", "core.gates"),
     ("core.dtypes", "core.exp64", "core.l2norm", "core.memory", "core.ragged", "core.schedule"),
-    ("core.jit",),
+    ("core.jit", "core.served"),
     ("core.cache", "core.threads", "core.lease"),
+    ("core.cores",),
     ("core.dims", "errors", "core"),
 ]
 """From the public calls to the leaves; a package stands for all of its modules that are not named themselves."""

@@ -78,7 +78,7 @@ def plan(
     balance; for the recurrent operator also how states come in ahead, what a head costs, and by how many bytes the
     NPU's scratch would overflow unseen. The sizes come from a recorded call, or from --lengths, --nk, --nv, --dk and
     --dv. A plan that does not fit the unified buffer prints its ledger and exits with 1. fast on the host is planned
-    for numba's number of threads.
+    for the threads of a call.
     """
     sizes = {"--nk": nk, "--nv": nv, "--dk": dk, "--dv": dv}
     _check_usage(

@@ -1,43 +1,70 @@
-"""Compiled kernels on disk, keyed by every source file of the package.
+"""Compiled kernels on disk, keyed by every source file of the package, numba, its settings and the processor.
 
 numba's own key is the file of the function alone: after an edit of a kernel that it calls it would load old machine
-code. Here one hash over all sources names the folder, so another version of any of them is another cache.
+code. Its index files, which name data files by numbers, are lost or crossed when processes write them at once. Here a
+hash over all that code is made from names a folder, and in it every kernel is one file, written whole and checked by
+its own hash: what is damaged counts as missing, and is written anew.
 """
 
 import functools
 import hashlib
 import os
+import pickle
+import sys
+import tempfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import llvmlite
+import llvmlite.binding
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
 
 FOLDER_VARIABLE = "CGDR_NUMBA_CACHE_DIR"
 """Environment variable that names another folder; an empty value turns the cache off."""
 
 
-_SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "FULL_TRACEBACKS", "DEBUGINFO_DEFAULT")
-"""numba's settings that change machine code and that its own key leaves out (the processor is in it)."""
+_SETTINGS = (
+    "OPT",
+    "BOUNDSCHECK",
+    "LOOP_VECTORIZE",
+    "SLP_VECTORIZE",
+    "FULL_TRACEBACKS",
+    "DEBUGINFO_DEFAULT",
+    "CPU_NAME",
+    "CPU_FEATURES",
+)
+"""numba's settings that change machine code."""
+_HASH_BYTES = hashlib.sha256().digest_size
 
 
-@functools.cache
-def sources_hash() -> str:
-    """Return a hash over everything that compiled code is made from: sources, numba, llvmlite, numba's settings."""
-    settings = {name: repr(getattr(numba.config, name, None)) for name in _SETTINGS}
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {settings}".encode())
+def _hash_of_sources() -> str:
+    """Return a hash over the package's source files as they are now."""
+    digest = hashlib.sha256()
     root = Path(__file__).resolve().parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
+
+
+_SOURCES = _hash_of_sources()
+"""Taken with the import: a file that is edited between import and first call is not what will be compiled."""
+
+
+@functools.cache
+def sources_hash() -> str:
+    """Return a hash over all that machine code is made from."""
+    settings = {name: repr(getattr(numba.config, name, None)) for name in _SETTINGS}
+    processor = (llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten())
+    facts = (_SOURCES, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, settings, processor)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def cache_folder() -> Path | None:
-    """Return where compiled kernels are kept; None where the cache is turned off."""
+    """Return where compiled kernels are kept; None where the cache is turned off, or there is no home folder."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen is not None:
         return Path(chosen) / sources_hash() if chosen else None
@@ -48,82 +75,75 @@ def cache_folder() -> Path | None:
         return None
 
 
-class _PackageLocator:
-    """Tells numba's cache the folder and the stamp."""
+class _KernelCache:
+    """One kernel's compiled code on disk, as numba's dispatchers ask for it."""
 
-    def __init__(self, folder: Path) -> None:
-        """Keep the folder."""
-        self._folder = folder
+    def __init__(self, folder: Path, function: Any) -> None:
+        """Take the folder and the Python function."""
+        self._folder, self._function = folder, function
 
-    @classmethod
-    def from_function(cls, function: Callable[..., Any], file: str) -> Self | None:
-        """Return a locator for any function of the package; None where no file can be kept."""
-        del function, file
-        folder = cache_folder()
-        if folder is None:
-            return None
-        locator = cls(folder)
-        try:
-            locator.ensure_cache_path()
-        except OSError:
-            return None
-        return locator
-
-    def ensure_cache_path(self) -> None:
-        """Make the folder, and raise OSError where files cannot be written there."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(self._folder, os.W_OK):
-            raise PermissionError(self._folder)
-
-    def get_cache_path(self) -> str:
-        """Return the folder."""
+    @property
+    def cache_path(self) -> str:
+        """The folder, as numba's statistics show it."""
         return str(self._folder)
 
-    def get_source_stamp(self) -> str:
-        """Return what the cached code was made from."""
-        return sources_hash()
+    def _path(self, signature: Any) -> Path:
+        """Return the file of one signature."""
+        function = self._function
+        digest = hashlib.sha256(repr(signature).encode() + function.__code__.co_code).hexdigest()[:16]
+        return self._folder / f"{function.__module__}.{function.__qualname__}-{digest}.nbc"
 
-    def get_disambiguator(self) -> str:
-        """Return nothing: names within the package are enough."""
-        return "0"
-
-
-class _PackageCacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
-    """numba's way to store compile results, at our place."""
-
-    _locator_classes = (_PackageLocator,)
-
-
-class _PackageCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache, which takes an unreadable file for a missing one."""
-
-    _impl_class = _PackageCacheImpl
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the stored code, or None where there is none or it cannot be read."""
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """Return the stored code; None where there is none, or none that is whole."""
+        target_context.refresh()
         try:
-            return super().load_overload(sig, target_context)
+            stored = self._path(signature).read_bytes()
+            begin, code = stored[:_HASH_BYTES], stored[_HASH_BYTES:]
+            if hashlib.sha256(code).digest() != begin:
+                return None
+            return CompileResult._rebuild(target_context, *pickle.loads(code))  # noqa: S301
         except Exception:
             return None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Store compiled code; after a damaged index, start a new one."""
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Store compiled code; where that cannot be done, warn once in the process, and go on."""
+        if result.library.has_dynamic_globals:
+            return
         try:
-            super().save_overload(sig, data)
-        except Exception:
-            self.flush()
-            super().save_overload(sig, data)
+            code = dumps(result._reduce())
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _write_whole(self._path(signature), hashlib.sha256(code).digest() + code)
+        except Exception as reason:
+            _warn_once(f"in {self._folder} ({getattr(reason, 'strerror', None) or reason})")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file in such a way that other processes see all of it or nothing, however many write it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@functools.cache
+def _warn_once(where: str) -> None:
+    """Warn that compiled code cannot be kept; `functools.cache` makes it once for a place."""
+    warnings.warn(
+        f"cgdr_numba: no compiled code can be kept {where}, so every process compiles; "
+        f"set {FOLDER_VARIABLE} to a writable folder, or to nothing to compile without this warning",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def enable_cache(dispatcher: Any) -> None:
-    """Give a dispatcher our cache; where none can be written, warn once and compile in every process."""
-    if cache_folder() is None:
-        return
-    try:
-        dispatcher._cache = _PackageCache(dispatcher.py_func)
-    except RuntimeError:
-        warnings.warn(
-            f"cgdr_numba: no compiled code can be kept in {cache_folder()}; set {FOLDER_VARIABLE} to a writable folder",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    """Give a dispatcher our cache; where there is no place for one, warn once and compile in every process."""
+    folder = cache_folder()
+    if folder is not None:
+        dispatcher._cache = _KernelCache(folder, dispatcher.py_func)
+    elif os.environ.get(FOLDER_VARIABLE) is None:
+        _warn_once("without a home folder")

@@ -9,6 +9,7 @@ from cgdr_numba.core.dtypes import round_to
 from cgdr_numba.core.exp64 import exp64_of
 from cgdr_numba.core.l2norm import l2norm
 from cgdr_numba.core.ragged import value_to_key_head
+from cgdr_numba.core.served import note
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
@@ -40,6 +41,7 @@ def run(problem: "Problem", out: NDArray[Any], final_state: NDArray[Any]) -> Non
                 outputs = token_loop(q, k, v, [exp64_of(x) for x in gates], beta, state) * problem.scale
                 out[*tokens, h] = round_to(outputs, out.dtype)
                 final_state[n, h] = round_to(state, final_state.dtype).T
+    note(("golden", "tokens"), 1, 1, "plain Python")
 
 
 def token_loop(

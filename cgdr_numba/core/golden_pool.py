@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from cgdr_numba.core.dtypes import FLOAT64, round_to
 from cgdr_numba.core.exp64 import exp64
 from cgdr_numba.core.ragged import value_to_key_head
+from cgdr_numba.core.served import note
 
 if TYPE_CHECKING:
     from cgdr_numba.core.pool_contract import PoolProblem
@@ -26,6 +27,7 @@ def run(problem: "PoolProblem", out: Array) -> None:
         for h in range(problem.dims.hv):
             with np.errstate(all="ignore"):
                 _run_head(problem, tokens, problem.read_slot[n], h, out)
+    note(("golden", "tokens"), 1, 1, "plain Python")
 
 
 def _run_head(problem: "PoolProblem", tokens: slice, read_slot: int, h: int, out: Array) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numba
 
+from cgdr_numba.core.cores import cores
+
 
 class _Layer:
     """numba's threading layer, as far as this process may use it."""
@@ -20,6 +22,15 @@ class _Layer:
         """The layer's name once it has started; empty where there is none to use."""
         self.is_lost = False
         """Whether a fork has left the threads behind."""
+
+    @property
+    def missing(self) -> str:
+        """Why the calling thread can use no others; empty where it can, once the layer has started."""
+        if numba.config.DISABLE_JIT:
+            return "no JIT"
+        if self.name:
+            return "in a parallel loop" if self.name == "workqueue" and _is_foreign() else ""
+        return "forked" if self.is_lost else "no threading layer"
 
     def start(self) -> str:
         """Return the layer's name, starting it the first time; empty, with one warning, where numba has none."""
@@ -56,6 +67,11 @@ def _warn(reason: str) -> None:
     warnings.warn(f"cgdr_numba: {reason}: running on one thread", RuntimeWarning, stacklevel=2)
 
 
+def _is_foreign() -> bool:
+    """Return whether the calling thread was not started by Python, as those of numba's parallel loops are not."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
+
+
 _layer = _Layer()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_layer.after_fork)
@@ -67,8 +83,11 @@ def most_threads() -> int:
 
 
 def has_threads() -> bool:
-    """Return whether parallel loops can run in this process; the first answer starts numba's threading layer."""
-    return not numba.config.DISABLE_JIT and bool(_layer.start())
+    """Return whether the calling thread can run parallel loops; the first answer starts numba's threading layer.
+
+    numba's workqueue layer ends the process where a loop starts another one, so there its own threads run none.
+    """
+    return not numba.config.DISABLE_JIT and bool(_layer.start()) and not _layer.missing
 
 
 def layer_name() -> str:
@@ -76,21 +95,37 @@ def layer_name() -> str:
     return _layer.start() if has_threads() else ""
 
 
+def missing_threads() -> str:
+    """Return why the calling thread can use no others, as `Served.serial` has it; empty where it can."""
+    return _layer.missing
+
+
 def current_threads() -> int:
-    """Return numba's number of threads for the calling thread; 1 where no threads can be used."""
-    return int(numba.get_num_threads()) if has_threads() else 1
+    """Return how many threads a call takes that does not say; 1 where no threads can be used.
+
+    They are numba's number for the calling thread, but no more than the process may have cores: by its affinity mask
+    and by the quota of its control groups.
+    """
+    return min(int(numba.get_num_threads()), cores().usable) if has_threads() else 1
 
 
 @contextmanager
-def numba_threads(n_threads: int | None) -> Iterator[None]:
-    """Run the block on n_threads numba threads (None: as the calling thread has it), then put the number back."""
-    before = current_threads()
-    if n_threads is None or n_threads == before or not _layer.name:
-        yield
+def numba_threads(n_threads: int | None) -> Iterator[int]:
+    """Run the block on n_threads numba threads (None: `current_threads`), then put numba's number back.
+
+    Yields the number of threads that there are: 1 where none can be used.
+    """
+    if not has_threads():
+        yield 1
         return
-    numba.set_num_threads(n_threads)
+    before = int(numba.get_num_threads())
+    wanted = min(before, cores().usable) if n_threads is None else n_threads
+    if wanted == before:
+        yield wanted
+        return
+    numba.set_num_threads(wanted)
     try:
-        yield
+        yield wanted
     finally:
         numba.set_num_threads(before)
 

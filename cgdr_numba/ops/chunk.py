@@ -70,8 +70,9 @@ def chunk_gated_delta_rule(
             bins of work and whose fast memory bounds the V tiles. Golden has none.
         plan: A plan of `plan_chunk` for the backend, these dims and lengths, and on faithful this dtype; excludes
             target and threads. Golden has none.
-        threads: Threads to run on, from 1 to numba's number; None leaves numba's setting. Golden uses one. Without a
-            target fast plans for as many.
+        threads: Threads to run on, from 1 to numba's number. None takes numba's setting for this Python thread, but no
+            more than the process may use cores, by its affinity mask and its container's quota. Golden uses one.
+            Without a target fast plans for as many.
         overflow: Faithful only: "ieee", or "saturate" as the 310P's vector unit does.
         axpy: Faithful only: whether Axpy rounds twice or once ("fused").
         unknown: Nothing; any other keyword is a TypeError.

@@ -64,7 +64,8 @@ def fused_recurrent_gated_delta_rule(
         out_state: Fast only: where the final state is written, float32 in initial_state's layout with adjacent
             elements in a row. It may be initial_state itself; any other overlap with an input is refused.
         backend: "fast" (default) or "golden".
-        threads: Threads to run on, from 1 to numba's number; None takes numba's setting. Golden uses one.
+        threads: Threads to run on, from 1 to numba's number. None takes numba's setting for this Python thread, but no
+            more than the process may use cores, by its affinity mask and its container's quota. Golden uses one.
         unknown: Nothing; any other keyword is a TypeError.
 
     Returns:

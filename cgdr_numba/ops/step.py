@@ -33,7 +33,7 @@ class RecurrentStep:
         scale: Factor on q; None means Dk^-0.5.
         use_qk_l2norm_in_kernel: Normalise q and k first.
         state_v_first: Layout of the state.
-        threads: Threads to run on; None takes numba's setting now.
+        threads: Threads to run on; None takes the default of now, as `fused_recurrent_gated_delta_rule` has it.
 
     Raises:
         ContractError: As `fused_recurrent_gated_delta_rule` with `out_state=state`; also from calls.

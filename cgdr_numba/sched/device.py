@@ -1,10 +1,10 @@
 """Devices that a plan is made for. Every hardware number of the package stands here, with its source."""
 
 import functools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from cgdr_numba.core.cores import cores
 from cgdr_numba.errors import ContractError
 
 BLOCK_BYTES = 32
@@ -61,19 +61,17 @@ ASCEND_310P = DeviceSpec(
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return how many cores this process may use, by its affinity mask and its control groups' quota."""
+    return cores().usable
 
 
 def host() -> DeviceSpec:
-    """Return this machine: the cores of this process's affinity mask, the L2 cache as the fast memory."""
+    """Return this machine: the cores that this process may use, the L2 cache as the fast memory."""
     return DeviceSpec(
         name="host",
         cores=usable_cores(),
         ub_bytes=host_cache_bytes(),
-        source="affinity mask of this process; L2 of core 0 as Linux reports it (1 MiB where it does not)",
+        source="affinity mask and quota of this process; L2 of core 0 as Linux reports it (1 MiB where it does not)",
     )
 
 

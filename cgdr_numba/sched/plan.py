@@ -1,7 +1,7 @@
 """One plan of a call: the same plan gives the same launch, the same slices and the same order of work."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -75,6 +75,13 @@ class Plan:
     def carries_state(self) -> bool:
         """Whether some sequence has several chunks, so that the workspace is used at all."""
         return max(self.key.lengths, default=0) > CHUNK
+
+    def for_lengths(self, lengths: tuple[int, ...]) -> "Plan":
+        """Return the same tiling with items and bins for other lengths of the sequences."""
+        dims = self.key.dims._replace(n_tokens=sum(lengths), n_sequences=len(lengths))
+        items = chunk_items(lengths, dims, self.tiling.n_v_tiles, self.tiling.split)
+        bin_ptr = fill_bins([lengths[n] for n in items[:, 0]], self.tiling.block_dim)
+        return replace(self, key=self.key._replace(dims=dims, lengths=lengths), items=items, bin_ptr=bin_ptr)
 
     def schedule(self) -> ChunkSchedule:
         """Return the plan in the form that crosses into kernels."""
@@ -178,8 +185,8 @@ def plan_chunk(
             every one of them by the same plan.
         target: "310p" (faithful's default), "host" (fast's) or a DeviceSpec.
         v_step: Faithful only: columns of a V tile, to plan for another width than the widest that fits.
-        threads: Fast only: bins at the most. None takes the cores of the target, or numba's number of threads where
-            no target is given.
+        threads: Fast only: bins at the most. None takes the cores of the target, or the number that a call takes
+            by default where no target is given.
 
     Returns:
         The plan, which ``plan=`` of the public functions takes for any call on the backend of these dims and lengths,

@@ -52,6 +52,9 @@ def test_info_json_has_the_facts() -> None:
     assert facts["targets"][0] == facts["targets"][0] | {"name": "310p", "cores": 8, "ub_bytes": 262144}
     assert facts["targets"][1]["name"] == "host"
     assert 1 <= facts["threads"] <= facts["most_threads"]
+    assert 1 <= facts["usable_cores"] <= facts["affinity_cores"] <= facts["cores"]
+    assert facts["quota_cores"] is None or facts["quota_cores"] > 0
+    assert "served" not in facts
     assert all(facts[name] for name in ("python", "numba", "llvmlite", "scipy", "cpu", "threading_layer"))
 
 
@@ -60,6 +63,13 @@ def test_info_text_has_the_facts() -> None:
     names = ("cgdr_numba", "python", "numpy", "numba", "llvmlite", "scipy", "cpu", "cache_folder", "revision")
     assert all(str(facts[name]) in text for name in names)
     assert "262144 bytes" in text
+
+
+@pytest.mark.slow
+def test_info_try_shows_which_path_served() -> None:
+    served = cgdr("info", "--try", "--json").json["served"]
+    assert [served[name]["worker"] for name in ("prefill", "decode")] == ["chunks", "steps"]
+    assert "backend fast, worker chunks, " in cgdr("info", "--try").out
 
 
 def test_info_a_cache_that_is_off_is_said_to_be_off(monkeypatch: pytest.MonkeyPatch) -> None:

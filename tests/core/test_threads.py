@@ -1,49 +1,18 @@
 """Threads in real programs, each in a process of its own: forks, several Python threads, missing layers."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+import shutil
 
 import numba
 import numpy as np
 import pytest
 
-import cgdr_numba
+from processes import run_process
 
-ROOT = Path(cgdr_numba.__file__).resolve().parents[1]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two threads"),
 ]
-
-CALLS = """
-import os, sys, threading, warnings
-import numpy as np
-from cgdr_numba import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-
-rng = np.random.default_rng(0)
-q, k = (rng.standard_normal((1, 40, 4, 16)) / 4 for _ in range(2))
-v = rng.standard_normal((1, 40, 4, 24))
-q, k, v = (x.astype(np.float32) for x in (q, k, v))
-gates = {"g": -rng.random((1, 40, 4)), "beta": rng.random((1, 40, 4))}
-
-
-def run(backend="fast", **options):
-    out, state = chunk_gated_delta_rule(q, k, v, backend=backend, output_final_state=True, **gates, **options)
-    step, _ = fused_recurrent_gated_delta_rule(q[:, :1], k[:, :1], v[:, :1],
-        **{name: x[:, :1] for name, x in gates.items()}, initial_state=state, **options)
-    return out.tobytes() + state.tobytes() + step.tobytes()
-"""
-
-
-def run_process(code: str, **environment: str) -> str:
-    """What a new process prints that runs CALLS and the code."""
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_NUM_THREADS": "2", **environment}
-    found = subprocess.run([sys.executable, "-c", CALLS + code], env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return found.stdout
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
@@ -69,6 +38,22 @@ print(run(threads=2) == expected)
     told = "forked from one that runs OpenMP threads" in first
     assert told == (layer == "omp")
     assert first.count("running on one thread") == told
+
+
+def test_the_default_follows_the_affinity_mask() -> None:
+    """Whether the process starts tied to one core, or is tied to one before its first call."""
+    tie = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code = """
+import numba
+from cgdr_numba import last_call
+from cgdr_numba.core.cores import cores
+expected = run(threads=2)
+print(last_call().threads, run() == expected, cores().affinity, last_call().threads, numba.get_num_threads())
+"""
+    assert run_process(tie + code) == "2 True 1 1 2\n"
+    if shutil.which("taskset"):
+        core = str(min(os.sched_getaffinity(0)))
+        assert run_process(code, before=("taskset", "-c", core)) == "2 True 1 1 2\n"
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])

@@ -10,7 +10,7 @@ from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.pool_ub import PoolKinds
 from cgdr_numba.core.faithful.pool_worker import walk_cores, walk_cores_optioned
-from cgdr_numba.core.threads import numba_threads
+from cgdr_numba.core.served import run_bins
 
 if TYPE_CHECKING:
     from cgdr_numba.core.pool_contract import PoolProblem
@@ -31,24 +31,23 @@ def run(problem: "PoolProblem", plan: "PoolPlan", arith: Arith | None, threads: 
         gk = gk[..., np.newaxis]
     inputs = (problem.q, problem.k, problem.v, problem.g, gk, problem.beta)
     kinds = PoolKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, gk, problem.beta, problem.pool)))
-    with numba_threads(threads):
-        launch = walk_cores if arith is None else walk_cores_optioned
-        launch(
-            plan.block_dim,
-            *(as_words(x) for x in inputs),
-            problem.sequences.start,
-            problem.sequences.length,
-            problem.read_slot,
-            problem.write_slot,
-            plan.work.items,
-            plan.work.ptr,
-            plan.schedule(),
-            plan.ledger.layout(),
-            problem.dims,
-            kinds,
-            arith,
-            single(problem.scale),
-            memory.scratch(plan.block_dim, plan.ledger.total_bytes),
-            as_words(out),
-            as_words(problem.pool),
-        )
+    arguments = (
+        *(as_words(x) for x in inputs),
+        problem.sequences.start,
+        problem.sequences.length,
+        problem.read_slot,
+        problem.write_slot,
+        plan.work.items,
+        plan.work.ptr,
+        plan.schedule(),
+        plan.ledger.layout(),
+        problem.dims,
+        kinds,
+        arith,
+        single(problem.scale),
+        memory.scratch(plan.block_dim, plan.ledger.total_bytes),
+        as_words(out),
+        as_words(problem.pool),
+    )
+    walk = walk_cores if arith is None else walk_cores_optioned
+    run_bins(walk, ("faithful", "pool"), plan.block_dim, threads, arguments)

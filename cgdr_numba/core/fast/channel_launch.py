@@ -9,7 +9,7 @@ from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import KINDS, as_words, single
 from cgdr_numba.core.fast.channel_worker import ChannelCuts, ChannelFlags, ChannelKinds, walk_channels
 from cgdr_numba.core.fast.launch import as_floats, is_direct
-from cgdr_numba.core.threads import numba_threads
+from cgdr_numba.core.served import run_bins
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
@@ -57,12 +57,10 @@ def run_channels(
     Writes out [B, T, Hv, Dv] and, for sequences that have tokens, final_state in the layout of the caller's states; it
     may be the initial state itself.
     """
-    n_sequences = problem.dims.n_sequences
-    slots = np.arange(n_sequences)
-    if len(problem.q) == n_sequences:
-        write_slot = np.broadcast_to(slots[:, np.newaxis], problem.q.shape[:2])
-    else:
-        write_slot = np.repeat(slots, problem.sequences.length)[np.newaxis]
+    slots = np.arange(problem.dims.n_sequences)
+    write_slot = np.zeros(problem.q.shape[:2], np.int64)
+    for n, (row, start, length) in enumerate(zip(*problem.sequences, strict=True)):
+        write_slot[row, start : start + length] = n
     inputs = ChannelInputs(problem.q, problem.k, problem.v, problem.g, problem.gk, problem.gv, problem.beta)
     states = ChannelStates(problem.given_state, final_state, problem.state_v_first, slots, write_slot)
     launch_channels(
@@ -107,11 +105,7 @@ def launch_channels(
         as_words(states.final),
         as_floats(states.final, takes_floats),
     )
-    if plan.n_bins <= 1:
-        walk_channels(plan.n_bins, *arguments)
-    else:
-        with numba_threads(threads):
-            walk_channels(plan.n_bins, *arguments)
+    run_bins(walk_channels, ("fast", "channels"), plan.n_bins, threads, arguments)
 
 
 def _is_zero(gates: NDArray[Any]) -> bool:

@@ -10,7 +10,7 @@ from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
 from cgdr_numba.core.fast.chunk_worker import FEW, ChunkKinds, walk_chunks
 from cgdr_numba.core.fast.step import rows_bytes
 from cgdr_numba.core.fast.step_worker import StepFlags, StepKinds, walk_steps
-from cgdr_numba.core.threads import numba_threads
+from cgdr_numba.core.served import run_bins
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
@@ -65,12 +65,7 @@ class PreparedSteps:
         """Call the worker."""
         words = [as_words(x) for x in inputs]
         arguments = (*words, self._state_words, source, *self._fixed, as_words(out), final_state)
-        if self._n_bins <= 1:
-            # One bin runs without threads, and asking numba for its number would cost as much as a small call.
-            walk_steps(self._n_bins, *arguments)
-        else:
-            with numba_threads(self._threads):
-                walk_steps(self._n_bins, *arguments)
+        run_bins(walk_steps, ("fast", "steps"), self._n_bins, self._threads, arguments)
 
 
 def run_steps(
@@ -114,11 +109,7 @@ def run_chunks(
         as_words(out),
         as_words(final),
     )
-    if plan.n_bins <= 1:
-        walk_chunks(plan.n_bins, *arguments)
-    else:
-        with numba_threads(threads):
-            walk_chunks(plan.n_bins, *arguments)
+    run_bins(walk_chunks, ("fast", "chunks"), plan.n_bins, threads, arguments)
 
 
 def as_floats(states: NDArray[Any], is_read: bool) -> NDArray[Any]:

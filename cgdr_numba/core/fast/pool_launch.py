@@ -11,7 +11,7 @@ from cgdr_numba.core.fast.channel_launch import ChannelInputs, ChannelStates, la
 from cgdr_numba.core.fast.launch import as_floats, is_direct
 from cgdr_numba.core.fast.pool_step import pool_bytes
 from cgdr_numba.core.fast.pool_worker import PoolKinds, walk_pool
-from cgdr_numba.core.threads import numba_threads
+from cgdr_numba.core.served import run_bins
 
 if TYPE_CHECKING:
     from cgdr_numba.core.pool_contract import PoolProblem
@@ -51,11 +51,7 @@ def run_pool(problem: "PoolProblem", plan: "StepPlan", threads: int | None, out:
         as_words(pool),
         as_floats(pool, takes_floats),
     )
-    if plan.n_bins <= 1:
-        walk_pool(plan.n_bins, *arguments)
-    else:
-        with numba_threads(threads):
-            walk_pool(plan.n_bins, *arguments)
+    run_bins(walk_pool, ("fast", "pool"), plan.n_bins, threads, arguments)
 
 
 def run_pool_channels(problem: "PoolProblem", plan: "ChannelPlan", threads: int | None, out: Array) -> None:
