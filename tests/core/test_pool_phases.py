@@ -12,6 +12,7 @@ from cgdr_numba.core.faithful import pool_phases as phases
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.pool_ub import take_pool_slices
 from cgdr_numba.core.faithful.pool_worker import tile_rows
+from cgdr_numba.core.phases import STEP_PHASES
 from cgdr_numba.core.schedule import PoolSchedule
 from pool_cases import DTYPES
 from pool_plans import G, plan_of, sizes
@@ -187,3 +188,13 @@ def test_slices_are_the_ledgers(form: Any) -> None:
             assert view.ctypes.data - arena.ctypes.data == pieces[name].offset, name
             # beta is rounded up to a block; the rounding belongs to nobody.
             assert view.nbytes <= pieces[name].n_bytes < view.nbytes + 64, name
+
+
+def test_the_table_names_every_piece_and_slices_of_the_ledger() -> None:
+    helpers = {"is_queued", "dot_rows"}
+    defined = {name for name, x in vars(phases).items() if getattr(x, "__module__", "") == phases.__name__}
+    assert defined - helpers == {phase.name for phase in STEP_PHASES}
+    ledgers = [plan_of(sizes(4, 20, 70), G._replace(gk=form)).ledger for form in ("none", "vector")]
+    names = {piece.name for ledger in ledgers for piece in (*ledger.queues, *ledger.scratch)} | {"gm"}
+    for phase in STEP_PHASES:
+        assert {*phase.reads, *phase.writes} <= names, phase.name

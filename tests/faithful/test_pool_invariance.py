@@ -154,3 +154,23 @@ def test_what_the_npu_would_overflow_does_not_run_and_a_narrower_tile_does() -> 
     same(run(case, "faithful", plan=narrow), run(case, "faithful", target=roomy))
     with pytest.raises(BudgetError, match="no V tile fits the UB of tight by the host's estimate"):
         run(case, "faithful", target=DeviceSpec("tight", 8, 20_000))
+
+
+MOVED = ["state_queue", "state_out", "attn_out", "v", "q", "k", "state", "product", "beta", "g"]
+
+
+@pytest.mark.parametrize("name", [*MOVED, "gk"])
+def test_the_step_computes_in_the_ledgers_pieces(name: str) -> None:
+    """A piece that is moved over the one behind it spoils the result, or is spoilt by it."""
+    gates = "g vector" if name == "gk" else "g"
+    case = make_pool_case(44, (8,), heads=(1, 8), dims=(64, 32), gates=gates, dtype=np.float16)
+    plan = plan_step(case.dims, case.lengths, gk="vector" if name == "gk" else "none", v_step=16)
+    wanted = run(case, "faithful", plan=plan)
+    pieces = [*plan.ledger.queues, *plan.ledger.scratch]
+    at = [piece.name for piece in pieces].index(name)
+    follower = pieces[at + 1].offset if at + 1 < len(pieces) else pieces[at - 1].offset
+    pieces[at] = replace(pieces[at], offset=follower)
+    n_queues = len(plan.ledger.queues)
+    ledger = replace(plan.ledger, queues=tuple(pieces[:n_queues]), scratch=tuple(pieces[n_queues:]))
+    moved = run(case, "faithful", plan=replace(plan, ledger=ledger))
+    assert (moved.out.tobytes(), moved.pool.tobytes()) != (wanted.out.tobytes(), wanted.pool.tobytes())
