@@ -44,9 +44,9 @@ def assign_slots(checks: Checks, indices: SlotIndices, sequences: Sequences, n_t
     name = "ssm_state_indices"
     write = checks.integers(name, indices.ssm_state_indices)
     checks.shape(name, write, "T", (n_tokens,))
-    _check_range(checks, name, write, n_slots, "token")
     # A decode step has few tokens, for which a list is faster than a vector.
     slots, lengths = write.tolist(), sequences.length.tolist()
+    _check_range(checks, name, slots, n_slots, "token")
     padding = _NOTHING
     is_whole = min(slots, default=0) >= 0 and sum(lengths) == n_tokens
     if not is_whole:
@@ -63,11 +63,10 @@ def assign_slots(checks: Checks, indices: SlotIndices, sequences: Sequences, n_t
     return Slots(read, write, padding, sequences)
 
 
-def _check_range(checks: Checks, name: str, slots: NDArray[np.int64], n_slots: int, of_what: str) -> None:
+def _check_range(checks: Checks, name: str, slots: list[int], n_slots: int, of_what: str) -> None:
     """Refuse slots that are neither in the pool nor padding."""
-    listed = slots.tolist()
-    if min(listed, default=0) < PADDING or max(listed, default=-1) >= n_slots:
-        at = int(np.flatnonzero((slots < PADDING) | (slots >= n_slots))[0])
+    if min(slots, default=0) < PADDING or max(slots, default=-1) >= n_slots:
+        at = next(i for i, slot in enumerate(slots) if not PADDING <= slot < n_slots)
         raise checks.error(
             f"`{name}` must be slots from 0 to {n_slots - 1}, or {PADDING} for padding, got {slots[at]} at {of_what} "
             f"{at}"
@@ -108,7 +107,7 @@ def _read_slots(
             raise checks.error("`read_indices` excludes `num_accepted_tokens`, got both")
         read = checks.integers("read_indices", given)
         checks.shape("read_indices", read, "N", (n_sequences,))
-        _check_range(checks, "read_indices", read, n_slots, "sequence")
+        _check_range(checks, "read_indices", read.tolist(), n_slots, "sequence")
         lost = np.flatnonzero((read < 0) & (lengths > 0))
         if len(lost):
             raise checks.error(
