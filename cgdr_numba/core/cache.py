@@ -141,7 +141,12 @@ def _warn_once(where: str) -> None:
 
 
 def enable_cache(dispatcher: Any) -> None:
-    """Give a dispatcher our cache; where there is no place for one, warn once and compile in every process."""
+    """Give a dispatcher our cache; where there is no place for one, warn once and compile in every process.
+
+    A function with a closure is never kept: another one of the same name and code may hold other kernels.
+    """
+    if dispatcher.py_func.__closure__ is not None:
+        return
     folder = cache_folder()
     if folder is not None:
         dispatcher._cache = _KernelCache(folder, dispatcher.py_func)

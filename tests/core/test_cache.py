@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +261,30 @@ def test_a_package_folder_without_write_permission(tmp_path: Path, package: Path
     assert not list(package.rglob("__pycache__"))
 
 
+@pytest.mark.slow
+def test_closures_of_the_same_code_are_not_taken_for_one_another(tmp_path: Path) -> None:
+    code = """
+import sys
+import numpy as np
+from cgdr_numba.core.jit import Compiled
+from numba.core import types
+
+def make(factor):
+    def multiply(x):
+        x[0] = factor * x[0]
+    return Compiled(multiply, lambda: (types.Array(types.float32, 1, "C"),))
+
+results = []
+for kernel in (make(2), make(3)):
+    x = np.ones(1, np.float32)
+    kernel(x)
+    results.append(float(x[0]))
+print(*results)
+"""
+    settings = {cache.FOLDER_VARIABLE: str(tmp_path)}
+    assert [end(start(code, settings)) for _ in range(2)] == [("2.0 3.0", "")] * 2
+
+
 def test_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
     assert cache.cache_folder() == tmp_path / cache.sources_hash()
@@ -277,8 +302,9 @@ def test_without_a_home_folder_one_warning(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv(cache.FOLDER_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
+    kernel = SimpleNamespace(py_func=no_home)
     cache._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"without a home folder.*CGDR_NUMBA_CACHE_DIR"):
-        cache.enable_cache(object())
-    cache.enable_cache(object())
+        cache.enable_cache(kernel)
+    cache.enable_cache(kernel)
     cache._warn_once.cache_clear()
