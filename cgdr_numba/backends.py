@@ -141,15 +141,15 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
         raise checks.error(f"`{name}` must have adjacent elements on its last axis, got a stride of {state.strides[3]}")
     if not state.flags.c_contiguous and 0 in state.strides and state.size:
         raise checks.error(f"`{name}` must not overlap itself, got strides {list(state.strides)}")
-    inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g, "beta": problem.beta}
-    inputs |= {name: x for name, x in (("gk", problem.gk), ("gv", problem.gv)) if x is not None}
+    inputs: dict[str, Array | None] = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g}
+    inputs |= {"gk": problem.gk, "gv": problem.gv, "beta": problem.beta}
     raw = problem.raw_gates
     if raw is not None:
         inputs |= raw.tensors()
     if initial_state is None or not _same_memory(state, initial_state):
         inputs["initial_state"] = problem.state
     for other, array in inputs.items():
-        if np.may_share_memory(state, array) and np.shares_memory(state, array):
+        if array is not None and np.may_share_memory(state, array) and np.shares_memory(state, array):
             raise checks.error(
                 f"`{name}` must be initial_state itself or share no memory with inputs, got some of `{other}`"
             )

@@ -62,15 +62,16 @@ def run_steps(problem: "Problem", n_bins: int, threads: int | None, out: Array, 
     final_state is in the caller's layout.
     """
 
+    if problem.dims.n_tokens <= tokens_of(STEPS_FLOPS, problem.dims):
+        fast.run_steps(problem, plan_steps(problem.dims, problem.lengths, n_bins), threads, out, final_state)
+        return
+
     def run(part: "Problem", states: Array) -> None:
         plan = plan_steps(part.dims, part.lengths, n_bins)
         fast.run_steps(part, plan, threads, out, states if part.state_v_first else states.swapaxes(2, 3))
 
     seen = final_state if problem.state_v_first else final_state.swapaxes(2, 3)
-    if problem.dims.n_tokens <= tokens_of(STEPS_FLOPS, problem.dims):
-        run(problem, seen)
-    else:
-        _run_parts(problem, STEPS_FLOPS, run, seen, _rounded)
+    _run_parts(problem, STEPS_FLOPS, run, seen, _rounded)
 
 
 def run_channels(problem: "Problem", n_bins: int, threads: int | None, out: Array, final_state: Array) -> None:

@@ -161,7 +161,7 @@ def fla_problem(
         checks.rank(FLA.state, arrays.state, axes)
         checks.shape(FLA.state, arrays.state, axes, (dims.n_sequences, dims.hv, *widths))
         if not v_first:
-            arrays = arrays._replace(state=arrays.state.swapaxes(2, 3))
+            arrays = Arrays(*arrays[:5], arrays.state.swapaxes(2, 3))
     check_dtypes(checks, FLA, arrays)
     factor = checks.scale(scale, dims.dk**-0.5)
     tensors_by_name = _filled(arrays, dims)
@@ -299,7 +299,7 @@ def shortened(values: NDArray[np.int64]) -> str:
 
 def _filled(arrays: Arrays, dims: Dims) -> dict[str, Any]:
     """Return the arrays by name, with constants of zero stride for what was not given."""
-    full: dict[str, Any] = arrays._asdict()
+    full: dict[str, Any] = dict(zip(Arrays._fields, arrays, strict=True))
     if arrays.g is not None and arrays.beta is not None and arrays.state is not None:
         return full
     gates = (*arrays.q.shape[:2], dims.hv)
