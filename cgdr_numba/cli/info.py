@@ -13,9 +13,10 @@ from cgdr_numba.cli.console import print_json, print_text
 from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
 from cgdr_numba.core.fast.simd import instruction_set
 from cgdr_numba.core.threads import layer_name, most_threads
-from cgdr_numba.ops import BACKENDS, RECURRENT_BACKENDS
+from cgdr_numba.ops import BACKENDS, POOL_BACKENDS, RECURRENT_BACKENDS
 from cgdr_numba.sched.device import ASCEND_310P, host, usable_cores
 from cgdr_numba.sched.plan import REVISION
+from cgdr_numba.sched.pool_plan import POOL_REVISION
 
 
 def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, in one line.")] = False) -> None:
@@ -47,8 +48,10 @@ def _facts() -> dict[str, Any]:
         "cache_folder": None if folder is None else str(folder),
         "backends": list(BACKENDS),
         "recurrent_backends": list(RECURRENT_BACKENDS),
+        "pool_backends": list(POOL_BACKENDS),
         "instruction_set": instruction_set().name,
         "revision": REVISION,
+        "pool_revision": POOL_REVISION,
         "targets": [
             {"name": device.name, "cores": device.cores, "ub_bytes": device.ub_bytes, "source": device.source}
             for device in (ASCEND_310P, host())
@@ -66,9 +69,10 @@ def _text(facts: dict[str, Any]) -> str:
         "machine": f"{facts['machine']}, {facts['cpu']} as LLVM names it, {facts['usable_cores']} usable core(s)",
         "numba": f"{facts['threads']} thread(s), threading layer {facts['threading_layer']}, {kernels}",
         "cache": facts["cache_folder"] or f"off ({FOLDER_VARIABLE} is empty)",
-        "backends": f"{', '.join(facts['backends'])}; recurrent: {', '.join(facts['recurrent_backends'])}",
+        "backends": f"{', '.join(facts['backends'])}; recurrent: {', '.join(facts['recurrent_backends'])}; "
+        f"over a pool: {', '.join(facts['pool_backends'])}",
         "fast": f"instruction set {facts['instruction_set']}",
-        "kernel": facts["revision"],
+        "kernels": f"{facts['revision']}; {facts['pool_revision']}",
     }
     targets = {
         f"target {device['name']}": f"{device['cores']} core(s), {device['ub_bytes']} bytes of UB a core "

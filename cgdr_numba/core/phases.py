@@ -1,6 +1,7 @@
-"""The phases of the chunked kernel, in the order in which faithful runs them, and what fast makes of them.
+"""The phases of the kernels, in the order in which faithful runs them, and what fast makes of the chunked one's.
 
-`level` says how often a phase runs: once a chunk (the K side) or once a V tile (the V side). Reads and writes are UB
+`level` says how often a phase runs: once a chunk (the K side) or once a V tile (the V side); in the recurrent kernel
+once a sequence, a head, a V tile, or a token of a V tile. Reads and writes are UB
 slices by their names in the ledger, and `gm` for global memory.
 """
 
@@ -120,6 +121,34 @@ CHUNK_PHASES = (
     Phase("write_final_state", "Step 7 (last chunk)", "V tile", "state = S^T", ("state",), ("out_queue", "gm")),
 )
 """Phases 1 to 5 and the seven steps of phase 6, by the kernel's names."""
+
+
+STEP_PHASES: Final = (
+    Phase("load_head_values", "", "sequence", "beta = beta", ("gm",), ("beta",)),
+    Phase("load_decays", "", "sequence", "e^g; e^gk where gk is scalar", ("gm",), ("g", "gk")),
+    Phase("load_rows", "CopyInQKV", "head", "Q = q; K = k; V = v", ("gm",), ("q", "k", "v")),
+    Phase("scale_query", "CopyInQKV", "head", "Q = scale Q", ("q",), ("q",)),
+    Phase("load_column_decays", "CopyInQKV", "head", "e^gk where gk is a vector", ("gm",), ("gk",)),
+    Phase("prefetch_state", "PrefetchState", "V tile", "the next tile's rows", ("gm",), ("state_queue",)),
+    Phase("take_state", "LoadPrefetchedState", "V tile", "S = pool[read slot]", ("state_queue",), ("state",)),
+    Phase("decay_state", "Compute", "token", "S = e^g S; S = e^gk S", ("g", "gk", "state"), ("state",)),
+    Phase("decay_columns", "Compute", "token", "S = S diag(e^gk)", ("gk", "state"), ("state",)),
+    Phase(
+        "learn_rows",
+        "Compute",
+        "token",
+        "S = S + beta (v - S k) k^T, row by row",
+        ("k", "v", "beta", "state"),
+        ("product", "state"),
+    ),
+    Phase("read_rows_out", "Compute", "token", "o = S Q", ("q", "state"), ("product", "attn")),
+    Phase("queue_attn", "QueueAttnOutput", "token", "half(o)", ("attn",), ("attn_out",)),
+    Phase("queue_state", "QueueStateOutput", "token", "half(S)", ("state",), ("state_out",)),
+    Phase("copy_attn", "CopyOutAttn", "token", "out = half(o)", ("attn_out",), ("gm",)),
+    Phase("copy_state", "CopyOutState", "token", "pool[write slot] = half(S)", ("state_out",), ("gm",)),
+)
+"""The pieces of the recurrent kernel over a pool in their order, by functions in `core.faithful.pool_phases`; the two
+copies of a token come after the next token's `queue_state` where their queue has depth 2."""
 
 
 class FastPhase(NamedTuple):

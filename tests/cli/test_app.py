@@ -14,6 +14,7 @@ from cgdr_numba.ops import BACKENDS, POOL_BACKENDS
 from cgdr_numba.parity.operators import CHUNK_OPERATOR
 from cgdr_numba.parity.runs import run_call
 from cgdr_numba.sched.plan import REVISION
+from cgdr_numba.sched.pool_plan import POOL_REVISION
 from commands import ROOT, Answer, cgdr, misused, refused, run_process
 from small_call import DATA, small_call
 
@@ -48,7 +49,8 @@ def test_info_json_has_the_facts() -> None:
     assert facts["cgdr_numba"] == cgdr_numba.__version__
     assert facts["numpy"] == np.__version__
     assert facts["backends"] == list(BACKENDS)
-    assert facts["revision"] == REVISION
+    assert facts["pool_backends"] == list(POOL_BACKENDS)
+    assert (facts["revision"], facts["pool_revision"]) == (REVISION, POOL_REVISION)
     assert facts["targets"][0] == facts["targets"][0] | {"name": "310p", "cores": 8, "ub_bytes": 262144}
     assert facts["targets"][1]["name"] == "host"
     assert 1 <= facts["threads"] <= facts["most_threads"]
@@ -57,7 +59,18 @@ def test_info_json_has_the_facts() -> None:
 
 def test_info_text_has_the_facts() -> None:
     facts, text = cgdr("info", "--json").json, cgdr("info").out
-    names = ("cgdr_numba", "python", "numpy", "numba", "llvmlite", "scipy", "cpu", "cache_folder", "revision")
+    names = (
+        "cgdr_numba",
+        "python",
+        "numpy",
+        "numba",
+        "llvmlite",
+        "scipy",
+        "cpu",
+        "cache_folder",
+        "revision",
+        "pool_revision",
+    )
     assert all(str(facts[name]) in text for name in names)
     assert "262144 bytes" in text
 

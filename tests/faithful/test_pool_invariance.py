@@ -9,10 +9,11 @@ import pytest
 from bits import LAYOUTS, unaligned_backwards
 from cgdr_numba import ASCEND_310P, BudgetError, ContractError, DeviceSpec, DtypeError, plan_chunk, plan_step
 from cgdr_numba.core.threads import most_threads
+from conftest import COMPILED
 from pool_cases import DTYPES, PoolCase, PoolResult, make_pool_case, run, same, tokens
 
 TENSORS = ("query", "key", "value", "beta", "g", "gk")
-CASE = make_pool_case(41, (3, 1, 0, 8), heads=(2, 4), dims=(20, 50), gates="g vector", accepted=True, dtype=np.float16)
+CASE = make_pool_case(41, (2, 1, 0, 3), heads=(2, 4), dims=(18, 34), gates="g vector", accepted=True, dtype=np.float16)
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,10 @@ def expected() -> PoolResult:
     return run(CASE, "faithful")
 
 
-@pytest.mark.parametrize("v_step", [16, 32, 48, 64])
+@pytest.mark.parametrize("v_step", [16, 32, 48])
 def test_tiles(v_step: int, expected: PoolResult) -> None:
     plan = plan_step(CASE.dims, CASE.lengths, gk="vector", v_step=v_step)
-    assert plan.tiling.n_v_tiles == -(-50 // v_step)
+    assert plan.tiling.n_v_tiles == -(-34 // v_step)
     same(run(CASE, "faithful", plan=plan), expected)
 
 
@@ -35,7 +36,7 @@ def test_cores(cores: int, expected: PoolResult) -> None:
 
 @pytest.mark.parametrize("threads", sorted({1, most_threads()}))
 def test_threads(threads: int, expected: PoolResult) -> None:
-    for _ in range(5):
+    for _ in range(5 if COMPILED else 1):
         same(run(CASE, "faithful", threads=threads), expected)
 
 
@@ -83,7 +84,7 @@ def test_heads_see_nothing_of_one_another(expected: PoolResult) -> None:
 def test_strides_and_addresses_of_inputs(layout: str, expected: PoolResult) -> None:
     turned = {name: LAYOUTS[layout](getattr(CASE, name)) for name in TENSORS}
     same(run(CASE.but(**turned), "faithful"), expected)
-    for name, x in turned.items():
+    for name, x in turned.items() if COMPILED else ():
         same(run(CASE.but(**{name: x}), "faithful"), expected)
 
 
@@ -115,7 +116,7 @@ def test_plans_run_where_they_were_made_for(expected: PoolResult) -> None:
         "gates": CASE.but(gk=None),
         "dtype": CASE.cast(np.float32, np.float16),
         "pool": CASE.cast(np.float16, np.float32),
-        "lengths": CASE.but(lengths=(3, 1, 8, 0), accepted=None),
+        "lengths": CASE.but(lengths=(2, 1, 3, 0), accepted=None),
     }
     for case in other.values():
         before = case.state.copy()
@@ -153,3 +154,23 @@ def test_what_the_npu_would_overflow_does_not_run_and_a_narrower_tile_does() -> 
     same(run(case, "faithful", plan=narrow), run(case, "faithful", target=roomy))
     with pytest.raises(BudgetError, match="no V tile fits the UB of tight by the host's estimate"):
         run(case, "faithful", target=DeviceSpec("tight", 8, 20_000))
+
+
+MOVED = ["state_queue", "state_out", "attn_out", "v", "q", "k", "state", "product", "beta", "g"]
+
+
+@pytest.mark.parametrize("name", [*MOVED, "gk"])
+def test_the_step_computes_in_the_ledgers_pieces(name: str) -> None:
+    """A piece that is moved over the one behind it spoils the result, or is spoilt by it."""
+    gates = "g vector" if name == "gk" else "g"
+    case = make_pool_case(44, (8,), heads=(1, 8), dims=(64, 32), gates=gates, dtype=np.float16)
+    plan = plan_step(case.dims, case.lengths, gk="vector" if name == "gk" else "none", v_step=16)
+    wanted = run(case, "faithful", plan=plan)
+    pieces = [*plan.ledger.queues, *plan.ledger.scratch]
+    at = [piece.name for piece in pieces].index(name)
+    follower = pieces[at + 1].offset if at + 1 < len(pieces) else pieces[at - 1].offset
+    pieces[at] = replace(pieces[at], offset=follower)
+    n_queues = len(plan.ledger.queues)
+    ledger = replace(plan.ledger, queues=tuple(pieces[:n_queues]), scratch=tuple(pieces[n_queues:]))
+    moved = run(case, "faithful", plan=replace(plan, ledger=ledger))
+    assert (moved.out.tobytes(), moved.pool.tobytes()) != (wanted.out.tobytes(), wanted.pool.tobytes())

@@ -142,3 +142,16 @@ def test_random_calls(backend: str, seed: int) -> None:
         accepted=bool(rng.integers(2)),
     )
     assert_right(case, run(case, backend), 1e-5)
+
+
+@every_backend
+@pytest.mark.parametrize("gate", [-5.0, -11.0, -40.0, "one open"])
+def test_t014_wide_gates_by_column(backend: str, gate: Any) -> None:
+    """The state all but vanishes, by every column or by all of them but one."""
+    case = make_pool_case(14, (8, 8), dims=(32, 32), gates="vector")
+    gk = np.full_like(case.gk, -40.0 if gate == "one open" else gate)
+    if gate == "one open":
+        gk[..., 7] = 0
+    result = run(case.but(gk=gk), backend)
+    assert np.isfinite(result.out).all()
+    assert_right(case.but(gk=gk), result, 1e-5)
