@@ -27,6 +27,7 @@ LAYERS = [
     ("core.fast.k_first", "core.fast.v_first", "core.fast.blocks"),
     ("core.fast.convert", "core.fast.solve", "core.fast.microkernel", "core.fast.pairs"),
     ("core.faithful", "core.fast", "core.phases", "core.gates"),
+    ("core.tensors",),
     ("core.dtypes", "core.exp64", "core.l2norm", "core.memory", "core.ragged", "core.schedule"),
     ("core.jit",),
     ("core.cache", "core.threads"),
