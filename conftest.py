@@ -1,0 +1,8 @@
+"""What pytest leaves out where an extra is not installed: modules whose examples need it."""
+
+from importlib.util import find_spec
+
+NEEDS = {"torch": ["cgdr_numba/integrations/torch.py"]}
+"""By library: modules that import it."""
+
+collect_ignore = [path for library, paths in NEEDS.items() if find_spec(library) is None for path in paths]
