@@ -2,7 +2,13 @@
 
 from importlib.util import find_spec
 
-NEEDS = {"torch": ["cgdr_numba/integrations/torch.py"]}
+NEEDS = {
+    "torch": ["cgdr_numba/integrations/torch.py"],
+    "transformers": [
+        f"cgdr_numba/integrations/transformers/{name}.py"
+        for name in ("__init__", "architectures", "guard", "operators", "routes")
+    ],
+}
 """By library: modules that import it."""
 
 collect_ignore = [path for library, paths in NEEDS.items() if find_spec(library) is None for path in paths]
