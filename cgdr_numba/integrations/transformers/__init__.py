@@ -25,7 +25,7 @@ from cgdr_numba.errors import ContractError, UnsupportedError
 from cgdr_numba.integrations.transformers.architectures import Layer, check_version, find_layers
 from cgdr_numba.integrations.transformers.guard import Operators, guarded
 from cgdr_numba.integrations.transformers.operators import OurOperators
-from cgdr_numba.integrations.transformers.routes import Route, masks_kept, replaced, route_of
+from cgdr_numba.integrations.transformers.routes import Route, can_pack, masks_kept, replaced, route_of
 
 __all__ = ["Report", "disable", "enable", "enabled"]
 
@@ -185,7 +185,7 @@ def _replace(model: nn.Module, layers: list[Layer], route: Route, operators: dic
         stack.enter_context(replaced(layers, route))
         stack.enter_context(masks_kept(model))
         for layer in layers:
-            stack.enter_context(guarded(layer.module, operators[layer.rule.operator]))
+            stack.enter_context(guarded(layer.module, operators[layer.rule.operator], can_pack(layer)))
             _taken.add(layer.module)
             stack.callback(_taken.discard, layer.module)
         return stack.pop_all()

@@ -1,11 +1,14 @@
 """Which enabled layer is running in this thread: functions that models share ask here whose call they have."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
+
+from cgdr_numba.errors import UnsupportedError
 
 
 class Run(NamedTuple):
@@ -55,6 +58,7 @@ _running = _Running()
 def replacement(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function for the place of `original`, which it calls for everything but enabled layers."""
 
+    @functools.wraps(original)
     def dispatch(*arguments: Any, **keywords: Any) -> Any:
         """Run the enabled layer's operator, or the function that stood here before."""
         if not _running.runs:
@@ -62,18 +66,26 @@ def replacement(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
         run = _running.runs[-1]
         return run.operators(Call(part, original, arguments, keywords), run)
 
-    dispatch.__name__ = dispatch.__qualname__ = getattr(original, "__name__", part)
     return dispatch
 
 
 @contextmanager
-def guarded(layer: nn.Module, operators: Operators) -> Iterator[None]:
-    """Let the layer's own calls, and no other's, reach `operators` while the block lasts."""
+def guarded(layer: nn.Module, operators: Operators, can_pack: bool) -> Iterator[None]:
+    """Let the layer's own calls, and no other's, reach `operators` while the block lasts.
+
+    can_pack says whether the layer's convolution can be replaced, by one that keeps packed sequences apart.
+    """
 
     def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Note the run, and take padding out of the hidden states."""
+        cu_seqlens = keywords.get("cu_seq_lens_q")
+        if cu_seqlens is not None and not can_pack:
+            raise UnsupportedError(
+                f"enable: `cu_seq_lens_q` must be left out, since {type(module).__qualname__} of this version of "
+                "transformers mixes packed sequences in its convolution"
+            )
         arguments, keywords, padding = _without_padding(arguments, keywords)
-        _running.runs.append(Run(module, operators, padding, keywords.get("cu_seq_lens_q")))
+        _running.runs.append(Run(module, operators, padding, cu_seqlens))
         return arguments, keywords
 
     def end(*_: Any) -> None:

@@ -51,6 +51,11 @@ def route_of(op: str, layer: Layer, version: str) -> Route:
     )
 
 
+def can_pack(layer: Layer) -> bool:
+    """Return whether a layer's convolution is among the functions that are replaced."""
+    return _CONVOLUTION in layer.module.__dict__ or callable(getattr(sys.modules[layer.file], _CONVOLUTION, None))
+
+
 @contextmanager
 def replaced(layers: list[Layer], route: Route) -> Iterator[None]:
     """Replace the functions of layers by ones that ask the guard, then put the originals back."""
