@@ -23,7 +23,7 @@ from torch import nn
 
 from cgdr_numba.errors import ContractError, UnsupportedError
 from cgdr_numba.integrations.transformers.architectures import Layer, check_version, find_layers
-from cgdr_numba.integrations.transformers.guard import Operators, guarded
+from cgdr_numba.integrations.transformers.guard import Operators, guarded, packing_refused
 from cgdr_numba.integrations.transformers.operators import OurOperators
 from cgdr_numba.integrations.transformers.routes import Route, can_pack, masks_kept, replaced, route_of
 
@@ -184,8 +184,10 @@ def _replace(model: nn.Module, layers: list[Layer], route: Route, operators: dic
     with ExitStack() as stack:
         stack.enter_context(replaced(layers, route))
         stack.enter_context(masks_kept(model))
+        if not all(map(can_pack, layers)):
+            stack.enter_context(packing_refused(model))
         for layer in layers:
-            stack.enter_context(guarded(layer.module, operators[layer.rule.operator], can_pack(layer)))
+            stack.enter_context(guarded(layer.module, operators[layer.rule.operator]))
             _taken.add(layer.module)
             stack.callback(_taken.discard, layer.module)
         return stack.pop_all()

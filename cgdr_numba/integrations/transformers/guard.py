@@ -70,22 +70,13 @@ def replacement(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def guarded(layer: nn.Module, operators: Operators, can_pack: bool) -> Iterator[None]:
-    """Let the layer's own calls, and no other's, reach `operators` while the block lasts.
-
-    can_pack says whether the layer's convolution can be replaced, by one that keeps packed sequences apart.
-    """
+def guarded(layer: nn.Module, operators: Operators) -> Iterator[None]:
+    """Let the layer's own calls, and no other's, reach `operators` while the block lasts."""
 
     def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Note the run, and take padding out of the hidden states."""
-        cu_seqlens = keywords.get("cu_seq_lens_q")
-        if cu_seqlens is not None and not can_pack:
-            raise UnsupportedError(
-                f"enable: `cu_seq_lens_q` must be left out, since {type(module).__qualname__} of this version of "
-                "transformers mixes packed sequences in its convolution"
-            )
         arguments, keywords, padding = _without_padding(arguments, keywords)
-        _running.runs.append(Run(module, operators, padding, cu_seqlens))
+        _running.runs.append(Run(module, operators, padding, keywords.get("cu_seq_lens_q")))
         return arguments, keywords
 
     def end(*_: Any) -> None:
@@ -100,6 +91,26 @@ def guarded(layer: nn.Module, operators: Operators, can_pack: bool) -> Iterator[
     finally:
         first.remove()
         last.remove()
+
+
+@contextmanager
+def packing_refused(model: nn.Module) -> Iterator[None]:
+    """Refuse packed sequences for a model whose layers' convolution cannot be replaced, and would mix them."""
+
+    def refuse(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:  # noqa: ARG001
+        """Look for lengths; some layers are not even told of them."""
+        if keywords.get("cu_seq_lens_q") is not None:
+            raise UnsupportedError(
+                "enable: `cu_seq_lens_q` must be left out: in this version of transformers the layers' convolution "
+                "mixes packed sequences"
+            )
+
+    handle = model.register_forward_pre_hook(refuse, with_kwargs=True)
+    del model  # whose end may be what ends this block
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _without_padding(
