@@ -5,8 +5,12 @@ from importlib.util import find_spec
 NEEDS = {
     "torch": ["cgdr_numba/integrations/torch.py"],
     "transformers": [
-        f"cgdr_numba/integrations/transformers/{name}.py"
-        for name in ("__init__", "architectures", "guard", "operators", "routes")
+        "cgdr_numba/integrations/generation.py",
+        "cgdr_numba/integrations/recording.py",
+        *[
+            f"cgdr_numba/integrations/transformers/{name}.py"
+            for name in ("__init__", "architectures", "guard", "operators", "routes")
+        ],
     ],
 }
 """By library: modules that import it."""

@@ -14,7 +14,7 @@
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -132,11 +132,15 @@ def enabled(model: nn.Module, *, threads: int | None = None) -> Iterator[Report]
 
 
 @contextmanager
-def observed(model: nn.Module, operators: Operators) -> Iterator[Route]:
-    """Let a model that is not enabled run its layers' functions through `operators` while the block lasts."""
+def observed(model: nn.Module, make: Callable[[str], Operators]) -> Iterator[Route]:
+    """Let a model that is not enabled run its layers' functions through others while the block lasts.
+
+    make returns those for "gdr" and for "kda", and is asked for what the model has.
+    """
     layers, route = _layers_and_route(model)
+    operators = {rule: make(rule) for rule in {layer.rule.operator for layer in layers}}
     with _lock:
-        undo = _replace(model, layers, route, dict.fromkeys({layer.rule.operator for layer in layers}, operators))
+        undo = _replace(model, layers, route, operators)
     try:
         yield route
     finally:
