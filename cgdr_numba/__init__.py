@@ -5,11 +5,14 @@ from cgdr_numba.errors import BudgetError, ContractError, DtypeError, Unsupporte
 from cgdr_numba.ops import (
     RecurrentStep,
     chunk_gated_delta_rule,
+    chunk_kda,
     fused_gdn_gating,
     fused_recurrent_gated_delta_rule,
+    fused_recurrent_kda,
     npu_chunk_gated_delta_rule,
+    npu_recurrent_gated_delta_rule,
 )
-from cgdr_numba.sched import ASCEND_310P, DeviceSpec, HostPlan, Plan, host, plan_chunk
+from cgdr_numba.sched import ASCEND_310P, DeviceSpec, HostPlan, Plan, PoolPlan, host, plan_chunk, plan_step
 
 __version__ = "0.1.0"
 
@@ -22,12 +25,17 @@ __all__ = [
     "DtypeError",
     "HostPlan",
     "Plan",
+    "PoolPlan",
     "RecurrentStep",
     "UnsupportedError",
     "chunk_gated_delta_rule",
+    "chunk_kda",
     "fused_gdn_gating",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
     "host",
     "npu_chunk_gated_delta_rule",
+    "npu_recurrent_gated_delta_rule",
     "plan_chunk",
+    "plan_step",
 ]

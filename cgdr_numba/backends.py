@@ -12,8 +12,10 @@ from cgdr_numba.core.dtypes import FLOAT32, FLOAT64, round_to
 from cgdr_numba.core.faithful import launch
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.fast import launch as fast
+from cgdr_numba.core.fast.channel_launch import run_channels
 from cgdr_numba.core.threads import current_threads, most_threads
 from cgdr_numba.errors import DtypeError, UnsupportedError
+from cgdr_numba.sched.channels import plan_channels
 from cgdr_numba.sched.device import host_cache_bytes, resolve
 from cgdr_numba.sched.host_plan import HostKey, HostPlan, plan_host
 from cgdr_numba.sched.plan import Plan, PlanKey, make_chunk_plan
@@ -112,8 +114,12 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
             raise _float64_is_goldens(checks, options.backend)
         state = _final_state(checks, problem, options)
         out = memory.result(problem.v.shape, problem.q.dtype)
-        plan = plan_steps(problem.dims, problem.lengths, threads or current_threads())
-        fast.run_steps(problem, plan, threads, out, state)
+        n_bins = threads or current_threads()
+        if problem.gk is None and problem.gv is None:
+            fast.run_steps(problem, plan_steps(problem.dims, problem.lengths, n_bins), threads, out, state)
+        else:
+            channel_plan = plan_channels(problem.dims, problem.lengths, n_bins, host_cache_bytes())
+            run_channels(problem, channel_plan, threads, out, state)
         seen = state if problem.state_v_first else state.swapaxes(2, 3)
     _pass_states_through(problem, seen)
     return out, state
@@ -141,6 +147,7 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
     if not state.flags.c_contiguous and 0 in state.strides and state.size:
         raise checks.error(f"`{name}` must not overlap itself, got strides {list(state.strides)}")
     inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g, "beta": problem.beta}
+    inputs |= {name: x for name, x in (("gk", problem.gk), ("gv", problem.gv)) if x is not None}
     raw = problem.raw_gates
     if raw is not None:
         inputs |= raw.tensors()

@@ -7,6 +7,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from cgdr_numba.parity.calls import RecordedCall
+from pool_cases import make_pool_case, pool_loop
 from reference import make_case, token_loop
 
 DATA = Path(__file__).parent / "data"
@@ -41,10 +42,35 @@ def small_call(dtype: Any = np.float16, lengths: tuple[int, ...] = LENGTHS) -> R
     )
 
 
+POOL_LENGTHS = (3, 0, 2)
+
+
+def small_pool_call(dtype: Any = np.float16, *, gates: str = "g", state: Any = None) -> RecordedCall:
+    """A call over a pool of eight slots, Hk = 1, Hv = 2, Dk = 16, Dv = 32, with references by the float64 loop."""
+    case = make_pool_case(93, POOL_LENGTHS, dims=(16, 32), gates=gates, accepted=True, dtype=dtype, state=state)
+    truth = pool_loop(case.but(scale=0.25))
+    optional = {name: x for name in ("g", "gk") if (x := getattr(case, name)) is not None}
+    return RecordedCall(
+        source="pool.safetensors",
+        operator="npu_recurrent_gated_delta_rule",
+        arrays={
+            **{name: getattr(case, name) for name in ("query", "key", "value", "beta", "state")},
+            "actual_seq_lengths": np.array(POOL_LENGTHS, np.int32),
+            "ssm_state_indices": case.slots.astype(np.int32),
+            **optional,
+            "num_accepted_tokens": np.array(case.accepted, np.int32),
+        },
+        expected={"out": truth.out.astype(np.float32), "state": truth.pool.astype(np.float32)},
+        scale=0.25,
+        metadata={"note": "a small call over a pool"},
+    )
+
+
 def entries(call: RecordedCall) -> dict[str, Any]:
     """The arrays and the metadata of a call under the names that they have in a file."""
     expected = {f"expected_{name}": array for name, array in call.expected.items()}
-    return {**call.arrays, **expected, "operator": call.operator, "scale": call.scale, **call.metadata}
+    formats = {"operator": call.operator, "scale": call.scale, "seq_lens_format": call.seq_lens_format}
+    return {**call.arrays, **expected, **formats, **call.metadata}
 
 
 def save_entries(path: Path, values: dict[str, Any]) -> Path:

@@ -13,8 +13,6 @@ transformers.logging.set_verbosity_error()
 # These models are so small that a second thread only waits; on a busy machine it waits for long.
 torch.set_num_threads(1)
 
-import cgdr_numba  # noqa: E402 - after what the tests are skipped without
-
 TRAINED = Path(__file__).parent / "data" / "tiny_qwen3_5"
 """Folder of a small trained model over bytes."""
 
@@ -40,6 +38,20 @@ _EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+_KIMI = {name: size for name, size in _COMMON.items() if name != "num_key_value_heads"} | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "eos_token_id": None,
+    "moe_intermediate_size": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
 _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5ForCausalLM", "Qwen3_5TextConfig", _COMMON | _LINEAR),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextConfig", _COMMON | _LINEAR | _EXPERTS),
@@ -47,7 +59,11 @@ _CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo_hybrid": ("OlmoHybridForCausalLM", "OlmoHybridConfig", _COMMON | _LINEAR),
 }
 
+if hasattr(transformers, "KimiLinearForCausalLM"):
+    _CLASSES["kimi_linear"] = ("KimiLinearForCausalLM", "KimiLinearConfig", _KIMI)
+
 ARCHITECTURES = list(_CLASSES)
+"""Those of this version of transformers."""
 
 
 def build(architecture: str, dtype: str = "float32") -> Any:
@@ -60,9 +76,10 @@ def build(architecture: str, dtype: str = "float32") -> Any:
     torch.manual_seed(0)
     model = getattr(transformers, kind)(getattr(transformers, config_kind)(**sizes))
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "linear_attn" in name and "proj" in name:
-                weight *= 3
+        for layer in model.modules():
+            if "Delta" in type(layer).__name__:
+                for name, weight in layer.named_parameters():
+                    weight *= 3 if "proj" in name else 1
     return model.to(getattr(torch, dtype)).eval()
 
 
@@ -107,10 +124,6 @@ def states(cache: Any) -> list[Any]:
     else:
         found = cache.recurrent_states
     return [state for state in found if state is not None]
-
-
-HAS_KDA = hasattr(cgdr_numba, "chunk_kda")
-"""Whether the operator of kimi_linear's layers is there."""
 
 
 def module_of(model: Any) -> Any:

@@ -1,33 +1,33 @@
-"""`cgdr demo`: the shipped sample on every backend."""
+"""`cgdr demo`: the shipped samples on every backend."""
 
 import typer
 
 from cgdr_numba.cli.console import errors_in_a_line, print_table, print_text
 from cgdr_numba.cli.report import announce_compiling, call_lines, plan_line, print_heads, time_line
-from cgdr_numba.ops import BACKENDS
-from cgdr_numba.parity.calls import sample_call
+from cgdr_numba.parity.calls import sample_call, sample_decode
 from cgdr_numba.parity.runs import Run, run_call
 
 
 def demo() -> None:
-    """Run the shipped sample on every backend.
+    """Run the shipped samples on every backend.
 
-    The results are compared with the float64 results recorded beside the sample. Exits with 1 where an error is above
-    its bound.
+    They are a prefill, and a decode over a pool of states. The results are compared with the float64 results recorded
+    beside them. Exits with 1 where an error is above its bound.
     """
+    verdicts = []
     with errors_in_a_line():
-        call = sample_call()
-        print_text(call_lines(call))
-        runs = []
-        for backend in BACKENDS:
-            announce_compiling(backend)
-            runs.append(run_call(call, backend))
-            print_text(f"\n{backend}: {plan_line(runs[-1].plan)}\n{time_line(runs[-1])}")
-    print_text("\nrelative rms against the recorded float64 results\n")
-    print_heads(runs)
-    print_text()
-    verdicts = [verdict for run in runs for verdict in _verdicts(run)]
-    print_table(("", "worst", "(sequence, head)", "bound", ""), verdicts)
+        for call in (sample_call(), sample_decode()):
+            print_text(call_lines(call))
+            runs = []
+            for backend in call.kind.backends:
+                announce_compiling(call.operator, backend)
+                runs.append(run_call(call, backend))
+                print_text(f"\n{backend}: {plan_line(runs[-1])}\n{time_line(runs[-1])}")
+            print_text("\nrelative rms against the recorded float64 results\n")
+            print_heads(runs)
+            print_text()
+            verdicts += [verdict for run in runs for verdict in _verdicts(run)]
+    print_table(("", "worst", "at", "bound", ""), verdicts)
     if any(verdict[-1] != "ok" for verdict in verdicts):
         typer.echo("cgdr: an error is above its bound", err=True)
         raise typer.Exit(1)

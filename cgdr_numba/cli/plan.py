@@ -11,16 +11,21 @@ from cgdr_numba.cli.console import errors_in_a_line, print_json, print_text
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.threads import current_threads
-from cgdr_numba.parity.calls import AnyPlan, load_call, plan_call
+from cgdr_numba.parity.calls import AnyPlan, load_call
+from cgdr_numba.parity.replays import POOL_PLANNED, plan_call
 from cgdr_numba.sched.device import DeviceSpec, resolve
 from cgdr_numba.sched.plan import KERNEL_DTYPE, PLANNED_BACKENDS, PLANNED_DTYPES, plan_chunk
+from cgdr_numba.sched.pool_plan import plan_step
 
 
 class _How(NamedTuple):
     """What is asked for beside the sizes."""
 
+    is_recurrent: bool
     backend: str
     dtype: str
+    gates: tuple[bool, str]
+    """Whether there is a g, and the form of gk; for the recurrent operator alone."""
     device: DeviceSpec
     v_step: int | None
 
@@ -40,6 +45,14 @@ def plan(
     dtype: Annotated[
         str | None, typer.Option(help="float16 (default), or as an extension bfloat16 or float32.", show_default=False)
     ] = None,
+    operator: Annotated[
+        str | None,
+        typer.Option(help="chunk (default; prefill) or recurrent (decode over a pool).", show_default=False),
+    ] = None,
+    gk: Annotated[
+        str | None, typer.Option(help="recurrent: none (default), scalar or vector.", show_default=False)
+    ] = None,
+    no_g: Annotated[bool, typer.Option("--no-g", help="recurrent: without g.")] = False,
     backend: Annotated[str, typer.Option(help="faithful or fast.")] = "faithful",
     target: Annotated[
         str | None,
@@ -62,16 +75,27 @@ def plan(
     """Show how a call runs on a device, without running it.
 
     Prints the V tiles, the map of the unified buffer (fast: the bytes of scratch), the bins with their loads, and the
-    balance. The sizes come from a recorded call, or from --lengths, --nk, --nv, --dk and --dv. A plan that does not fit
-    the unified buffer prints its ledger and exits with 1. fast on the host is planned for numba's number of threads.
+    balance; for the recurrent operator also how states come in ahead, what a head costs, and by how many bytes the
+    NPU's scratch would overflow unseen. The sizes come from a recorded call, or from --lengths, --nk, --nv, --dk and
+    --dv. A plan that does not fit the unified buffer prints its ledger and exits with 1. fast on the host is planned
+    for numba's number of threads.
     """
     sizes = {"--nk": nk, "--nv": nv, "--dk": dk, "--dv": dv}
-    _check_usage(call, {"--lengths": lengths, **sizes}, dtype)
+    _check_usage(
+        call,
+        {"--lengths": lengths, **sizes},
+        {"--dtype": dtype, "--operator": operator, "--gk": gk, "--no-g": no_g or None},
+    )
     with errors_in_a_line(as_json):
         checks = Checks("plan")
+        is_recurrent = checks.choice("--operator", operator or "chunk", ("chunk", "recurrent")) == "recurrent"
+        if not is_recurrent and (gk is not None or no_g):
+            raise checks.error("`--gk` and `--no-g` must be left out without `--operator recurrent`")
         how = _How(
-            checks.choice("--backend", backend, PLANNED_BACKENDS),
+            is_recurrent,
+            checks.choice("--backend", backend, POOL_PLANNED if is_recurrent else PLANNED_BACKENDS),
             checks.choice("--dtype", dtype or KERNEL_DTYPE, PLANNED_DTYPES),
+            (not no_g, checks.choice("--gk", gk or "none", ("none", "scalar", "vector"))),
             _device(backend, target, ub, cores),
             v_step,
         )
@@ -85,9 +109,9 @@ def plan(
         print_text(made.explain())
 
 
-def _check_usage(call: Path | None, sizes: Mapping[str, object], dtype: str | None) -> None:
-    """Refuse sizes beside a call, and neither of both."""
-    given = [name for name, value in (*sizes.items(), ("--dtype", dtype)) if value is not None]
+def _check_usage(call: Path | None, sizes: Mapping[str, object], kinds: Mapping[str, object]) -> None:
+    """Refuse sizes, or what kind of call it is, beside a call, and neither of both."""
+    given = [name for name, value in (*sizes.items(), *kinds.items()) if value is not None]
     missing = [name for name, value in sizes.items() if value is None]
     if call is not None and given:
         raise typer.BadParameter(f"CALL has its own sizes; leave out {', '.join(given)}")
@@ -115,6 +139,11 @@ def _plan_of_sizes(lengths: str, sizes: Mapping[str, int | None], how: _How) -> 
         raise typer.BadParameter(f"--lengths must be integers with commas between, got {lengths!r}") from None
     hk, hv, dk, dv = (value or 0 for value in sizes.values())
     dims = Dims(sum(tokens), len(tokens), hk, hv, dk, dv)
+    if how.is_recurrent:
+        has_g, gk = how.gates
+        return plan_step(
+            dims, tokens, g=has_g, gk=cast("Any", gk), dtype=how.dtype, target=how.device, v_step=how.v_step
+        )
     return plan_chunk(
         dims, tokens, backend=cast("Any", how.backend), dtype=how.dtype, target=how.device, v_step=how.v_step
     )

@@ -6,16 +6,30 @@ import typer
 
 from cgdr_numba.cli.console import errors_in_a_line, print_table, print_text
 from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
+from cgdr_numba.core.faithful.pool_worker import walk_cores, walk_cores_optioned
 from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
+from cgdr_numba.core.fast.channel_worker import walk_channels
 from cgdr_numba.core.fast.chunk_worker import walk_chunks
+from cgdr_numba.core.fast.pool_worker import walk_pool
 from cgdr_numba.core.fast.step_worker import walk_steps
 from cgdr_numba.core.gates import walk_gates
 from cgdr_numba.core.jit import Compiled, Entry
 from cgdr_numba.errors import ContractError
 
 _KERNELS: dict[str, tuple[tuple[str, Compiled | Entry], ...]] = {
-    "fast": (("prefill", walk_chunks), ("decode", walk_steps), ("raw gates", walk_gates)),
-    "faithful": (("default arithmetic", walk_bins), ("axpy and overflow options", walk_bins_optioned)),
+    "fast": (
+        ("prefill", walk_chunks),
+        ("decode", walk_steps),
+        ("gates of channels and columns", walk_channels),
+        ("pool", walk_pool),
+        ("raw gates", walk_gates),
+    ),
+    "faithful": (
+        ("prefill, default arithmetic", walk_bins),
+        ("prefill, axpy and overflow options", walk_bins_optioned),
+        ("pool, default arithmetic", walk_cores),
+        ("pool, overflow option", walk_cores_optioned),
+    ),
 }
 
 

@@ -78,7 +78,7 @@ class Checks:
             raise DtypeError(f"{self.op}: `{name}` must hold integers, got {array.dtype}")
         if array.ndim != 1:
             raise self.error(f"`{name}` must have one axis, got {array.ndim} axes: {list(array.shape)}")
-        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
             raise self.error(f"`{name}` must fit in int64, got {int(array.max())}")
         return array.astype(np.int64)
 
@@ -99,16 +99,16 @@ class Checks:
             raise DtypeError(f"{self.op}: `{name}` must be True or False, got {value!r}")
         return bool(value)
 
-    def scale(self, value: object, default: float) -> float:
-        """Return the scale as a float; `default` where it is None."""
+    def scale(self, value: object, default: float, name: str = "scale") -> float:
+        """Return the scale, or another number, as a float; `default` where it is None."""
         if value is None:
             return default
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating)):
-            raise DtypeError(f"{self.op}: `scale` must be a real number or None, got {value!r}")
+            raise DtypeError(f"{self.op}: `{name}` must be a real number or None, got {value!r}")
         try:
             return float(value)
         except OverflowError:
-            raise self.error("`scale` must be a number that float64 holds, got an integer beyond it") from None
+            raise self.error(f"`{name}` must be a number that float64 holds, got an integer beyond it") from None
 
     def choice(self, name: str, value: object, options: Sequence[str]) -> str:
         """Return `value` if it is one of the options."""

@@ -8,6 +8,8 @@ NPU (CANN)             fla               here            meaning
 query, key             q, k              q, k            [B, T, Hk, Dk]
 value                  v                 v               [B, T, Hv, Dv]
 g ("gama")             g                 g               log decay of a token and value head [B, T, Hv]
+gk ("gamaK")           gk; g of KDA      gk              the same of every channel of a key [B, T, Hv, Dk]
+                       gv                gv              the same of every column of a value [B, T, Hv, Dv]
 beta                   beta              beta            how much of the error a token writes [B, T, Hv]
 initial_state          initial_state     state           memory S [N, Hv, Dv, Dk]
 Nk, Nv; dk, dv         H, HV; K, V       hk, hv; dk, dv  heads and widths
@@ -30,7 +32,15 @@ from numpy.typing import NDArray
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.dtypes import FLOAT32
-from cgdr_numba.core.gate_options import AS_GIVEN, GateOptions, check_gates
+from cgdr_numba.core.gate_options import (
+    AS_GIVEN,
+    NO_CHANNELS,
+    Channels,
+    GateOptions,
+    check_channels,
+    check_gates,
+    check_kda_gates,
+)
 from cgdr_numba.core.gates import RawGates, activate
 from cgdr_numba.core.ragged import Sequences, dense, packed
 
@@ -104,7 +114,11 @@ class Problem:
     state_v_first: bool
     """Layout of the state that the caller gave and gets."""
     raw_gates: RawGates | None = None
-    """What g and beta were computed from; None where they came as they are."""
+    """What g (or gk) and beta were computed from; None where they came as they are."""
+    gk: NDArray[Any] | None = None
+    """Log decay of every channel [B, T, Hv, Dk] beside g; None where there is none."""
+    gv: NDArray[Any] | None = None
+    """Log decay of every value column [B, T, Hv, Dv] beside g; None where there is none."""
 
     @property
     def given_state(self) -> NDArray[Any]:
@@ -126,6 +140,7 @@ def fla_problem(
     state_v_first: object,
     cu_seqlens: object,
     gates: GateOptions = AS_GIVEN,
+    channels: Channels = NO_CHANNELS,
 ) -> Problem:
     """Check a call of the fla family ([B, T, H, D], cu_seqlens, either state layout) and return its problem.
 
@@ -134,8 +149,8 @@ def fla_problem(
     checks = Checks(op)
     v_first = checks.flag("state_v_first", state_v_first)
     norm = checks.flag("use_qk_l2norm_in_kernel", normalise)
-    arrays = _arrays(checks, FLA, tensors, optional=("g", "beta", "state"))
-    _check_token_shapes(checks, FLA, arrays, "B, T, ")
+    arrays = checked_arrays(checks, FLA, tensors, optional=("g", "beta", "state"))
+    check_token_shapes(checks, FLA, arrays, "B, T, ")
     n_rows, n_tokens = arrays.q.shape[:2]
     sequences = dense(n_rows, n_tokens)
     if cu_seqlens is not None:
@@ -147,12 +162,20 @@ def fla_problem(
         checks.shape(FLA.state, arrays.state, axes, (dims.n_sequences, dims.hv, *widths))
         if not v_first:
             arrays = arrays._replace(state=arrays.state.swapaxes(2, 3))
-    _check_dtypes(checks, FLA, arrays)
+    check_dtypes(checks, FLA, arrays)
     factor = checks.scale(scale, dims.dk**-0.5)
-    raw_gates = check_gates(checks, gates, arrays.g, arrays.beta, dims.hv)
     tensors_by_name = _filled(arrays, dims)
+    if channels is not NO_CHANNELS:
+        tensors_by_name["gk"], tensors_by_name["gv"] = check_channels(checks, channels, arrays.q, arrays.v)
+    if channels.kda is not None:
+        raw_gates = check_kda_gates(checks, gates, channels.kda, tensors_by_name["gk"], arrays.beta)
+    else:
+        raw_gates = check_gates(checks, gates, arrays.g, arrays.beta, dims.hv)
     if raw_gates is not None:
-        tensors_by_name |= activate(raw_gates, arrays.q.dtype)
+        computed = activate(raw_gates, arrays.q.dtype)
+        if channels.kda is not None and "g" in computed:
+            computed["gk"] = computed.pop("g")
+        tensors_by_name |= computed
     return Problem(
         op=op,
         dims=dims,
@@ -169,8 +192,8 @@ def fla_problem(
 def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths: object) -> Problem:
     """Check a call of the CANN family ([T, H, D], lengths, V-first state) and return its problem."""
     checks = Checks(op)
-    arrays = _arrays(checks, CANN, tensors, optional=("g",))
-    _check_token_shapes(checks, CANN, arrays, "T, ")
+    arrays = checked_arrays(checks, CANN, tensors, optional=("g",))
+    check_token_shapes(checks, CANN, arrays, "T, ")
     sequences = _from_lengths(checks, actual_seq_lengths, arrays.q.shape[0])
     q, k, v = (x[np.newaxis] for x in arrays[:3])
     g, beta = (None if x is None else x[np.newaxis] for x in (arrays.g, arrays.beta))
@@ -180,7 +203,7 @@ def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths
         axes = "N, Hv, Dv, Dk"
         checks.rank(CANN.state, arrays.state, axes)
         checks.shape(CANN.state, arrays.state, axes, (dims.n_sequences, dims.hv, dims.dv, dims.dk))
-    _check_dtypes(checks, CANN, arrays)
+    check_dtypes(checks, CANN, arrays)
     return Problem(
         op=op,
         dims=dims,
@@ -193,7 +216,7 @@ def cann_problem(op: str, tensors: Tensors, *, scale: object, actual_seq_lengths
     )
 
 
-def _arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str, ...]) -> Arrays:
+def checked_arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str, ...]) -> Arrays:
     """Return the tensors after the check of their types; the optional ones may be None."""
     checked = [
         None if value is None and ours in optional else checks.array(name, value)
@@ -202,7 +225,7 @@ def _arrays(checks: Checks, names: Names, tensors: Tensors, optional: tuple[str,
     return Arrays(*checked)  # type: ignore[arg-type]
 
 
-def _check_token_shapes(checks: Checks, names: Names, arrays: Arrays, lead: str) -> None:
+def check_token_shapes(checks: Checks, names: Names, arrays: Arrays, lead: str) -> None:
     """Check ranks and shapes of everything that has a token axis."""
     q, k, v = arrays[:3]
     for name, array, axes in ((names.q, q, "Hk, Dk"), (names.k, k, "Hk, Dk"), (names.v, v, "Hv, Dv")):
@@ -224,7 +247,7 @@ def _check_token_shapes(checks: Checks, names: Names, arrays: Arrays, lead: str)
         checks.shape(name, gate, lead + "Hv", (*tokens, hv))
 
 
-def _check_dtypes(checks: Checks, names: Names, arrays: Arrays) -> None:
+def check_dtypes(checks: Checks, names: Names, arrays: Arrays) -> None:
     """Check dtypes: floats everywhere, and one dtype for q, k and v."""
     for name, array in zip(names, arrays, strict=False):
         if array is not None:
@@ -248,7 +271,7 @@ def _from_cu_seqlens(checks: Checks, value: object, n_rows: int, n_tokens: int) 
     if len(cu) < 1 or cu[0] != 0 or cu[-1] != n_tokens or np.any(cu[1:] < cu[:-1]):
         raise checks.error(
             f"`{FLA.lengths}` must be [N + 1] sums that begin at 0, never fall and end at T = {n_tokens}, "
-            f"got {_short(cu)}"
+            f"got {shortened(cu)}"
         )
     return packed(np.diff(cu))
 
@@ -260,13 +283,13 @@ def _from_lengths(checks: Checks, value: object, n_tokens: int) -> Sequences:
     total = sum(lengths.tolist())
     if np.any(lengths < 0) or total != n_tokens:
         raise checks.error(
-            f"`{CANN.lengths}` must be [N] lengths of at least 0 with the sum T = {n_tokens}, got {_short(lengths)} "
+            f"`{CANN.lengths}` must be [N] lengths of at least 0 with the sum T = {n_tokens}, got {shortened(lengths)} "
             f"with the sum {total}"
         )
     return packed(lengths)
 
 
-def _short(values: NDArray[np.int64]) -> str:
+def shortened(values: NDArray[np.int64]) -> str:
     """Return a vector as text, cut in the middle where it is long."""
     listed = values.tolist()
     if len(listed) <= 12:

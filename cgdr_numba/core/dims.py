@@ -1,9 +1,11 @@
 """The sizes of one call: a leaf that the contract and the scheduler share."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 CHUNK = 64
 """Tokens in a chunk. Fixed by the kernel (it is no attribute of the operator)."""
+MAX_STEP_TOKENS = 8
+"""Tokens of a sequence in one call of the 310P's recurrent kernel, at the most."""
 FAST_CHUNK = 16
 """Tokens that the fast backend works on together; divides CHUNK. By measurement: 32 were as fast where value heads
 share a key head and slower where they do not, 64 a tenth slower everywhere."""
@@ -34,3 +36,12 @@ def ceil_div(n: int, step: int) -> int:
 def ceil_to(n: int, step: int) -> int:
     """Return the smallest multiple of `step` that is at least n."""
     return ceil_div(n, step) * step
+
+
+class GateForm(NamedTuple):
+    """Which log decays a call over a pool of states has."""
+
+    has_g: bool
+    """Whether there is one a token and value head."""
+    gk: Literal["none", "scalar", "vector"]
+    """Whether there is a second one: none, one a token and value head, or one a token, value head and key column."""

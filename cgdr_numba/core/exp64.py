@@ -1,8 +1,9 @@
 """exp in float64 out of plain operations, so that every machine, compiled or not, gives the same bits."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 _LOG2_E: Final = 1.4426950408889634
 # ln 2 in two parts; the first has 21 zero bits at its end, so that n * _LN2_HIGH is exact for |n| < 2^21.
@@ -46,3 +47,18 @@ def exp64(x: float) -> float:
     high = float(np.int64((power - half + np.int64(1023)) << np.int64(52)).view(np.float64))
     y = (p * low) * high
     return y if x == x else x
+
+
+def exp64_of(x: NDArray[Any]) -> NDArray[np.float64]:
+    """Return `exp64` of every element, with its bits, by NumPy."""
+    t = np.clip(np.where(np.isnan(x), 0.0, np.asarray(x, np.float64)), _LOWEST, _HIGHEST)
+    n = (t * _LOG2_E + _ROUNDER) - _ROUNDER
+    r = (t - n * _LN2_HIGH) - n * _LN2_LOW
+    p = np.full_like(r, 1.0 / 6227020800.0)
+    for factorial in (479001600, 39916800, 3628800, 362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1):
+        p = p * r + 1.0 / factorial
+    power = n.astype(np.int64)
+    half = power >> 1
+    low, high = (((part + 1023) << 52).view(np.float64) for part in (half, power - half))
+    y: NDArray[np.float64] = np.where(np.isnan(x), x, (p * low) * high)
+    return y

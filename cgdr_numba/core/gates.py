@@ -2,11 +2,15 @@
 
     g = -exp(A_log) softplus(a + dt_bias);   beta = sigmoid(b), or twice that
 
+and a bounded form of the first, g = lower_bound sigmoid(exp(A_log) (a + dt_bias)).
+
 In float64 out of plain operations, so that every machine, compiled or not, gives the same bits.
 """
 
+import math
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from numba.core import types
 from numpy.typing import NDArray
@@ -23,15 +27,17 @@ class RawGates(NamedTuple):
     """What the gates of a call are computed from; what is None stays as it is."""
 
     g: NDArray[Any] | None
-    """Projections a [B, T, Hv]."""
+    """Projections a [B, T, Hv], or [B, T, Hv, Dk] where every channel has its own."""
     A_log: NDArray[Any] | None
-    """Logarithm of each head's rate [Hv]; given where g is."""
+    """Logarithm of each head's rate [Hv]; None means zeros."""
     dt_bias: NDArray[Any] | None
-    """Added to the projections [Hv]; None means zeros."""
+    """Added to the projections [Hv], or [Hv, Dk]; None means zeros."""
     beta: NDArray[Any] | None
     """Logits b [B, T, Hv]."""
     factor: float
-    """What sigmoids are multiplied by."""
+    """What the sigmoids of beta are multiplied by."""
+    lower_bound: float = 0.0
+    """What g is in its bounded form at the lowest, below 0; 0 stands for the form with softplus."""
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that are given, by the names of the public arguments."""
@@ -87,17 +93,25 @@ def _walk_gates(
     rate: NDArray[np.float64],
     dt_bias: NDArray[np.float64],
     beta: NDArray[np.float64],
-    factor: float,
+    factors: tuple[float, float],
     g_single: NDArray[np.float32],
     beta_single: NDArray[np.float32],
 ) -> None:
-    """Replace projections g [B, T, Hv], A_log in rate [Hv] and logits beta [B, T, Hv] by gates, -rates and strengths.
+    """Replace projections g [B, T, H], A_log in rate [H] and logits beta [B, T, Hv] by gates, -rates and strengths.
 
-    The same in float32 go to g_single and beta_single. What is not wanted has no rows.
+    H is Hv, or Hv Dk where every channel has a gate. The same in float32 go to g_single and beta_single. What is not
+    wanted has no rows. `factors` are (what sigmoids of beta are multiplied by, lower bound of g or 0).
     """
+    factor, lower_bound = factors
     for h in range(rate.shape[0]):
         rate[h] = -_exp64(rate[h])
-    for row in range(g.shape[0]):
+    for row in range(g.shape[0] if lower_bound < 0.0 else 0):
+        for t in range(g.shape[1]):
+            for h in range(g.shape[2]):
+                gate = lower_bound * sigmoid(-rate[h] * (g[row, t, h] + dt_bias[h]))
+                g[row, t, h] = gate
+                g_single[row, t, h] = np.float32(gate)
+    for row in range(0 if lower_bound < 0.0 else g.shape[0]):
         for t in range(g.shape[1]):
             for h in range(g.shape[2]):
                 gate = rate[h] * softplus(g[row, t, h] + dt_bias[h])
@@ -116,7 +130,7 @@ def _argument_types() -> tuple[Any, ...]:
     doubles, double, singles = (
         types.Array(kind, n_axes, "C") for kind, n_axes in ((types.float64, 3), (types.float64, 1), (types.float32, 3))
     )
-    return doubles, double, double, doubles, types.float64, singles, singles
+    return doubles, double, double, doubles, numba.typeof((1.0, 1.0)), singles, singles
 
 
 walk_gates = Compiled(_walk_gates, _argument_types)
@@ -132,20 +146,23 @@ def activate(raw: RawGates, dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
 
     The inputs are read as they are, whatever their float dtype and strides, and results are rounded once.
     """
-    raw_g, a_log, raw_bias, raw_beta, factor = raw
+    raw_g, a_log, raw_bias, raw_beta, factor, lower_bound = raw
     g = beta = _NO_DOUBLES
     g_single = beta_single = _NO_SINGLES
     rate = dt_bias = _NO_HEADS
-    if raw_g is not None and a_log is not None:
-        g, g_single = raw_g.astype(FLOAT64, order="C"), memory.result(raw_g.shape, FLOAT32)
-        rate = a_log.astype(FLOAT64)
-        dt_bias = np.zeros(rate.shape) if raw_bias is None else raw_bias.astype(FLOAT64)
+    if raw_g is not None:
+        rows, hv = raw_g.shape[:2], raw_g.shape[2]
+        n_gates = math.prod(raw_g.shape[2:])
+        g, g_single = raw_g.astype(FLOAT64, order="C").reshape(*rows, n_gates), memory.result((*rows, n_gates), FLOAT32)
+        a_logs = np.zeros(hv) if a_log is None else a_log.astype(FLOAT64)
+        rate = np.repeat(a_logs, n_gates // hv)
+        dt_bias = np.zeros(n_gates) if raw_bias is None else raw_bias.astype(FLOAT64, order="C").reshape(n_gates)
     if raw_beta is not None:
         beta, beta_single = raw_beta.astype(FLOAT64, order="C"), memory.result(raw_beta.shape, FLOAT32)
-    walk_gates(g, rate, dt_bias, beta, factor, g_single, beta_single)
-    computed = {"g": g, "beta": beta} if dtype == FLOAT64 else {"g": g_single, "beta": beta_single}
-    if raw_g is None:
-        del computed["g"]
-    if raw_beta is None:
-        del computed["beta"]
+    walk_gates(g, rate, dt_bias, beta, (factor, lower_bound), g_single, beta_single)
+    computed: dict[str, NDArray[Any]] = {}
+    if raw_g is not None:
+        computed["g"] = (g if dtype == FLOAT64 else g_single).reshape(raw_g.shape)
+    if raw_beta is not None:
+        computed["beta"] = beta if dtype == FLOAT64 else beta_single
     return computed

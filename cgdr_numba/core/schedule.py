@@ -45,3 +45,40 @@ class ChunkSchedule(NamedTuple):
     """1 where a full V tile comes through fp16 staging."""
     v_dma_last: int
     """The same for the last V tile of a head."""
+
+
+class PoolLayout(NamedTuple):
+    """A core's unified buffer in a call over a pool: offsets in 4-byte elements from its start, and row widths."""
+
+    state_queue: int
+    state_out: int
+    attn_out: int
+    attn: int
+    v: int
+    q: int
+    k: int
+    state: int
+    product: int
+    beta: int
+    g: int
+    gk: int
+    align_k: int
+    """Columns of q, k, a vector gk and rows of the state tile: Dk rounded up to 16."""
+    align_v: int
+    """Columns of v."""
+
+
+class PoolSchedule(NamedTuple):
+    """What a core has to know to run its items of a call over a pool."""
+
+    v_step: int
+    """Columns of a V tile."""
+    n_v_tiles: int
+    """V tiles of a head."""
+    state_depth: int
+    """Buffers of the queue that states leave through."""
+    attn_depth: int
+    """Buffers of the queue that outputs leave through."""
+    has_g: bool
+    has_scalar_gk: bool
+    has_vector_gk: bool

@@ -18,7 +18,9 @@ from cgdr_numba.integrations.generation import step
 from cgdr_numba.integrations.transformers import observed
 from cgdr_numba.integrations.transformers.guard import Call, Run
 from cgdr_numba.integrations.transformers.operators import Inputs, OurOperators, read_inputs
-from cgdr_numba.parity.calls import CHUNK_OPERATOR, RecordedCall, replay, save_call
+from cgdr_numba.parity.calls import RecordedCall, save_call
+from cgdr_numba.parity.operators import CHUNK_OPERATOR
+from cgdr_numba.parity.replays import replay
 
 Array = NDArray[Any]
 

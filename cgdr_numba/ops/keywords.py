@@ -22,8 +22,15 @@ def refuse_unknown(op: str, unknown: dict[str, Never]) -> None:
         raise TypeError(f"{op}() got an unexpected keyword argument '{name}'{reason}")
 
 
+_NOT_OFFERED: Final = {
+    "disable_recompute": "it concerns fla's backward pass, and there is none",
+    "return_intermediate_states": "no state between chunks is kept",
+}
+"""What options of fla mean that are taken as they are by default and no other way."""
+
+
 def refuse_not_offered(op: str, **given: object) -> None:
-    """Raise UnsupportedError for the first tensor that is given."""
+    """Raise UnsupportedError for the first option that is not False."""
     for name, value in given.items():
-        if value is not None:
-            raise UnsupportedError(f"{op}: `{name}` is not offered yet: only g, one log decay a value head, is")
+        if value is not False:
+            raise UnsupportedError(f"{op}: `{name}` is not offered: {_NOT_OFFERED[name]}")

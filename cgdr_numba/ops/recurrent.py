@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from cgdr_numba.backends import RecurrentOptions, run_recurrent
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
-from cgdr_numba.core.gate_options import GateOptions
+from cgdr_numba.core.gate_options import NO_CHANNELS, Channels, GateOptions
 from cgdr_numba.core.tensors import as_arrays, as_lengths, as_tensors, is_tensor
-from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
+from cgdr_numba.ops.keywords import refuse_unknown
 
 Array = NDArray[Any]
 
@@ -49,8 +49,9 @@ def fused_recurrent_gated_delta_rule(
         k: Keys, shape and dtype of q.
         v: Values [B, T, Hv, Dv], dtype of q. Hv is a multiple of Hk; value head h uses key head h // (Hv / Hk).
         g: Natural log of the decay [B, T, Hv], any float dtype; not restricted to g <= 0. None means zeros.
-        gk: Not offered yet.
-        gv: Not offered yet.
+        gk: Second log decay, of every channel of a key [B, T, Hv, Dk], any float dtype: S[d] <- e^gk[d] S[d] behind g.
+            None means zeros.
+        gv: Third log decay, of every column of a value [B, T, Hv, Dv], any float dtype. None means zeros.
         beta: How much of the error is written [B, T, Hv], any float dtype. None means ones.
         scale: Factor on q; None means Dk^-0.5.
         initial_state: [N, Hv, Dk, Dv], any float dtype; [N, Hv, Dv, Dk] with state_v_first. None means zeros.
@@ -78,14 +79,16 @@ def fused_recurrent_gated_delta_rule(
     Raises:
         ContractError: Shapes, lengths or options break the contract; a ValueError.
         DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
-        UnsupportedError: An option that is not offered yet, a torch tensor on another device, or one that requires
-            grad while torch records gradients; a NotImplementedError.
+        UnsupportedError: backend="faithful", a torch tensor on another device, or one that requires grad while torch
+            records gradients; a NotImplementedError.
 
     Numerics:
         fast: float32. The decay is applied to S^T k and S^T q instead of S before them, and o = a S^T q + (k . q)
         delta, so that a token crosses the state once. Columns are chains of fused multiply-adds over Dk (K first), or
         sums of such chains by lanes (V first). Splitting a call at any token, with the float32 state carried, changes
-        no bit; nor do threads, strides or batch mates.
+        no bit; nor do threads, strides or batch mates. With gk or gv decays are applied to S, one after another, each
+        product rounded, before S^T k and S^T q are formed; both state layouts have the same bits then. Where gk is the
+        only decay, several tokens cross the state once each, else twice.
 
         Gates that are given raw are computed in float64 and rounded once to float32 (golden with float64 q: not at
         all), as `fused_gdn_gating` has them: results are those of a call with g and beta computed before.
@@ -108,16 +111,17 @@ def fused_recurrent_gated_delta_rule(
     """
     op = "fused_recurrent_gated_delta_rule"
     refuse_unknown(op, unknown)
-    refuse_not_offered(op, gk=gk, gv=gv)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
     torch_call, given_out_state = is_tensor(q), out_state
     if torch_call:
-        q, k, v, g, beta, initial_state, A_log, dt_bias, out_state = as_arrays(
+        q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias, out_state = as_arrays(
             op,
             q=q,
             k=k,
             v=v,
             g=g,
+            gk=gk,
+            gv=gv,
             beta=beta,
             initial_state=initial_state,
             A_log=A_log,
@@ -133,6 +137,7 @@ def fused_recurrent_gated_delta_rule(
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
         gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        channels=NO_CHANNELS if gk is None and gv is None else Channels(gk, gv),
     )
     out, state = run_recurrent(problem, RecurrentOptions(backend, threads, out_state, initial_state))
     if torch_call:

@@ -1,38 +1,28 @@
-"""Recorded operator calls: read from a file, replayed through the public function, results written back."""
+"""Recorded operator calls: read from a file and checked, written to one, and the results of replays written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 import cgdr_numba
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Problem, Tensors, cann_problem
-from cgdr_numba.core.dtypes import KINDS
 from cgdr_numba.core.fast.simd import instruction_set
-from cgdr_numba.errors import ContractError, DtypeError, UnsupportedError
-from cgdr_numba.ops import Backend, npu_chunk_gated_delta_rule
+from cgdr_numba.core.pool_contract import PoolLengths, PoolProblem, pool_problem
+from cgdr_numba.core.slots import SlotIndices
+from cgdr_numba.errors import ContractError
 from cgdr_numba.parity.files import Contents, check_name, read, write
-from cgdr_numba.parity.metrics import Comparison, compare_out, compare_state
-from cgdr_numba.sched.device import DeviceSpec
+from cgdr_numba.parity.operators import OPERATORS, RECURRENT_OPERATOR, Operator
 from cgdr_numba.sched.host_plan import HostPlan
-from cgdr_numba.sched.plan import REVISION, Plan, plan_chunk
+from cgdr_numba.sched.plan import REVISION, Plan
+from cgdr_numba.sched.pool_plan import POOL_REVISION, PoolPlan
 
 Array = NDArray[Any]
-AnyPlan = Plan | HostPlan
-
-CHUNK_OPERATOR: Final = "npu_chunk_gated_delta_rule"
-"""The operator whose calls can be replayed."""
-_OPERATORS_TO_COME: Final = ("npu_recurrent_gated_delta_rule",)
-_REQUIRED: Final = ("query", "key", "value", "beta", "initial_state", "actual_seq_lengths")
-_OPTIONAL: Final = ("g",)
-_EXPECTED: Final = {"expected_out": "T, Hv, Dv", "expected_final_state": "N, Hv, Dv, Dk"}
-_FORMATS: Final = {"layout": "TND", "state_layout": "N,Hv,Dv,Dk", "seq_lens_format": "lengths"}
-"""Metadata that says how the arrays are to be read, and the one value that each may have; absent means this value."""
+AnyPlan = Plan | HostPlan | PoolPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,20 +34,38 @@ class RecordedCall:
     operator: str
     """The operator's name."""
     arrays: Mapping[str, Array]
-    """Inputs by the operator's argument names; g may be missing."""
+    """Inputs by the operator's argument names; optional ones may be missing."""
     expected: Mapping[str, Array]
-    """References by the result's name, `out` and `final_state`, as far as they were recorded."""
+    """References by the result's name, `out` and `final_state` (`state` for a pool), as far as they were recorded."""
     scale: float | None
     """Factor on query; None leaves the operator's default, 1.0."""
     metadata: Mapping[str, str]
     """Everything else that was written beside the arrays."""
+    seq_lens_format: str = "lengths"
+    """How actual_seq_lengths are written."""
 
-    def problem(self) -> Problem:
+    @property
+    def kind(self) -> Operator:
+        """What is known of the operator."""
+        return OPERATORS[self.operator]
+
+    def problem(self) -> Problem | PoolProblem:
         """Return the call after every check of the operator's contract; messages begin with the source."""
-        names = ("query", "key", "value", "g", "beta", "initial_state")
-        tensors = Tensors(*(self.arrays.get(name) for name in names))
-        lengths = self.arrays["actual_seq_lengths"]
-        return cann_problem(self.source, tensors, scale=self.scale, actual_seq_lengths=lengths)
+        given, lengths = self.arrays.get, self.arrays["actual_seq_lengths"]
+        is_pool = self.operator == RECURRENT_OPERATOR
+        names = ("query", "key", "value", "g", "beta", "state" if is_pool else "initial_state")
+        tensors = Tensors(*(given(name) for name in names))
+        if not is_pool:
+            return cann_problem(self.source, tensors, scale=self.scale, actual_seq_lengths=lengths)
+        indices = (given(name) for name in ("ssm_state_indices", "num_accepted_tokens", "read_indices"))
+        return pool_problem(
+            self.source,
+            tensors,
+            gk=given("gk"),
+            scale=self.scale,
+            lengths=PoolLengths(lengths, self.seq_lens_format),
+            indices=SlotIndices(*indices),
+        )
 
 
 def load_call(path: str | Path) -> RecordedCall:
@@ -65,33 +73,35 @@ def load_call(path: str | Path) -> RecordedCall:
 
     Args:
         path: A .safetensors file (metadata as texts) or an .npz file (metadata as texts and numbers without axes).
-            Arrays have the operator's argument names; `expected_out` and `expected_final_state` are references. The
-            metadata names the operator and may hold scale, layout ("TND"), state_layout ("N,Hv,Dv,Dk"),
-            seq_lens_format ("lengths") and anything else.
+            Arrays have the operator's argument names; `expected_out` and `expected_final_state` (for a pool
+            `expected_state`, all slots after the call) are references. The metadata names the operator and may hold
+            scale, layout ("TND"), state_layout ("N,Hv,Dv,Dk", or "slots,Hv,Dv,Dk"), seq_lens_format ("lengths"; for a
+            pool also "start+lengths" and "cu") and anything else.
 
     Returns:
         The call. Its arrays fit together as the operator's contract asks.
 
     Raises:
         ContractError: The file cannot be read, or what it holds is no call of the operator.
-        UnsupportedError: The operator is known and not offered yet.
     """
     source = Path(path)
     arrays, metadata = read(source)
-    operator = metadata.pop("operator", None)
-    _check_operator(source, operator)
-    for name, only in _FORMATS.items():
-        value = metadata.pop(name, only)
-        if value.replace(" ", "") != only:
-            raise ContractError(f"{source}: metadata `{name}` must be {only!r}, got {value!r}")
-    _check_names(source, arrays)
+    operator = _operator(source, metadata.pop("operator", None))
+    found = {}
+    for name, allowed in operator.formats.items():
+        value = metadata.pop(name, allowed[0])
+        found[name] = value.replace(" ", "")
+        if found[name] not in allowed:
+            raise ContractError(f"{source}: metadata `{name}` must be {_either(allowed)}, got {value!r}")
+    _check_names(source, operator, arrays)
     call = RecordedCall(
         source=str(source),
-        operator=CHUNK_OPERATOR,
-        arrays={name: arrays[name] for name in (*_REQUIRED, *_OPTIONAL) if name in arrays},
-        expected={name.removeprefix("expected_"): arrays[name] for name in _EXPECTED if name in arrays},
+        operator=operator.name,
+        arrays={name: arrays[name] for name in (*operator.required, *operator.optional) if name in arrays},
+        expected={name.removeprefix("expected_"): arrays[name] for name in operator.expected if name in arrays},
         scale=_scale(source, metadata.pop("scale", None)),
         metadata=metadata,
+        seq_lens_format=found["seq_lens_format"],
     )
     _check_expected(call)
     return call
@@ -108,16 +118,15 @@ def save_call(path: str | Path, call: RecordedCall) -> None:
     write(Path(path), Contents({**call.arrays, **expected}, {**call.metadata, **_formats(call)}))
 
 
-def save_results(path: str | Path, call: RecordedCall, out: Array, final_state: Array, plan: AnyPlan | None) -> None:
-    """Write a replay's results as .safetensors: `out`, `final_state`, and in the metadata what made them.
+def save_results(path: str | Path, call: RecordedCall, results: tuple[Array, Array], made_by: AnyPlan | str) -> None:
+    """Write a replay's results as .safetensors: `out`, `final_state` or `state`, and in the metadata what made them.
 
     Args:
         path: The file to write; it must not be the call's own.
         call: The call that was replayed.
-        out: [T, Hv, Dv].
-        final_state: [N, Hv, Dv, Dk].
-        plan: The plan that it ran by; None for golden. Of faithful's the kernel's revision, the device and the V tile
-            are noted; for fast the instruction set, which its bits depend on.
+        results: out [T, Hv, Dv] and the final state [N, Hv, Dv, Dk], or the pool [slots, Hv, Dv, Dk].
+        made_by: The plan that it ran by, or the backend's name where it has none. Of faithful's plan the kernel's
+            revision, the device and the V tile are noted; for fast the instruction set, which its bits depend on.
 
     Raises:
         ContractError: As in `check_output`.
@@ -126,11 +135,12 @@ def save_results(path: str | Path, call: RecordedCall, out: Array, final_state: 
     check_output(path, call)
     metadata = {
         **_formats(call),
-        **_made_by(plan),
+        **_made_by(made_by),
         "cgdr_numba": cgdr_numba.__version__,
         "call": Path(call.source).name,
     }
-    write(Path(path), Contents({"out": out, "final_state": final_state}, metadata))
+    out, state = results
+    write(Path(path), Contents({"out": out, call.kind.state: state}, metadata))
 
 
 def check_output(path: str | Path, call: RecordedCall) -> None:
@@ -148,7 +158,7 @@ def check_output(path: str | Path, call: RecordedCall) -> None:
 
 
 def sample_call() -> RecordedCall:
-    """Return the recorded call that the package ships.
+    """Return the recorded prefill that the package ships.
 
     It is two packed sequences of a small trained model, of 150 and 70 tokens, the first of them continuing a carried
     state: one key head with its two value heads of 128 by 128, with float64 references.
@@ -158,130 +168,93 @@ def sample_call() -> RecordedCall:
         >>> call.arrays["query"].shape, call.arrays["actual_seq_lengths"].tolist(), sorted(call.expected)
         ((220, 1, 128), [150, 70], ['final_state', 'out'])
     """
-    with as_file(files("cgdr_numba") / "data" / "sample_packed.safetensors") as path:
+    return _shipped("sample_packed.safetensors")
+
+
+def sample_decode() -> RecordedCall:
+    """Return the recorded decode that the package ships.
+
+    It is two sequences of the same model, of one and of two drafted tokens, over a pool of four slots: one key head
+    with one value head of 128 by 128, with float64 references.
+
+    Example:
+        >>> call = sample_decode()
+        >>> call.arrays["state"].shape, call.arrays["actual_seq_lengths"].tolist(), sorted(call.expected)
+        ((4, 1, 128, 128), [1, 2], ['out', 'state'])
+    """
+    return _shipped("sample_decode.safetensors")
+
+
+def _shipped(name: str) -> RecordedCall:
+    """Return a recorded call of the package's data."""
+    with as_file(files("cgdr_numba") / "data" / name) as path:
         return replace(load_call(path), source=path.name)
-
-
-def replay(
-    call: RecordedCall,
-    backend: str,
-    *,
-    target: str | DeviceSpec | None = None,
-    plan: AnyPlan | None = None,
-    threads: int | None = None,
-) -> tuple[Array, Array]:
-    """Run a recorded call through `npu_chunk_gated_delta_rule`.
-
-    golden gets every float input widened to float64, which is exact, so that its results come back unrounded in
-    float64. Other backends get the arrays as they were recorded.
-
-    Returns:
-        (out [T, Hv, Dv], final state [N, Hv, Dv, Dk]).
-
-    Raises:
-        ContractError: The options are not the operator's; see `npu_chunk_gated_delta_rule`.
-    """
-    arrays: dict[str, Any] = dict(call.arrays)
-    if backend == "golden":
-        arrays = {name: x.astype(np.float64) if x.dtype in KINDS else x for name, x in arrays.items()}
-    return npu_chunk_gated_delta_rule(
-        **arrays, scale=call.scale, backend=cast("Backend", backend), target=target, plan=plan, threads=threads
-    )
-
-
-def plan_call(
-    call: RecordedCall,
-    target: str | DeviceSpec | None = None,
-    v_step: int | None = None,
-    *,
-    backend: str = "faithful",
-) -> AnyPlan:
-    """Plan a recorded call for a device, as faithful or fast would run it.
-
-    Raises:
-        ContractError: The target, the V tile or the backend is not one; BudgetError: nothing fits.
-        DtypeError: The call's query, key and value are float64.
-    """
-    problem = call.problem()
-    dtype = problem.q.dtype
-    if dtype == np.float64:
-        raise DtypeError(f"{call.source}: float64 query, key and value are golden's only, and have no plan")
-    return plan_chunk(
-        problem.dims,
-        problem.lengths,
-        backend=cast("Any", backend),
-        dtype=dtype.name,
-        target=target,
-        v_step=v_step,
-    )
-
-
-def compare(call: RecordedCall, out: Array, final_state: Array) -> dict[str, Comparison]:
-    """Compare a replay's results with what the call expects, by result name; empty where nothing was recorded."""
-    found = {}
-    if "out" in call.expected:
-        found["out"] = compare_out(out, call.expected["out"], call.arrays["actual_seq_lengths"].tolist())
-    if "final_state" in call.expected:
-        found["final_state"] = compare_state(final_state, call.expected["final_state"])
-    return found
 
 
 def _formats(call: RecordedCall) -> dict[str, str]:
     """Return the metadata that says what the arrays are; repr keeps every bit of the scale."""
     scale = {} if call.scale is None else {"scale": repr(call.scale)}
-    return {"operator": call.operator, **scale, **_FORMATS}
+    formats = {name: allowed[0] for name, allowed in call.kind.formats.items()}
+    return {"operator": call.operator, **scale, **formats, "seq_lens_format": call.seq_lens_format}
 
 
-def _made_by(plan: AnyPlan | None) -> dict[str, str]:
+def _made_by(plan: AnyPlan | str) -> dict[str, str]:
     """Return the metadata that says which backend made results, and what their bits depend on."""
-    if plan is None:
-        return {"backend": "golden"}
-    if isinstance(plan, HostPlan):
+    if isinstance(plan, HostPlan) or plan == "fast":
         return {"backend": "fast", "instruction_set": instruction_set().name}
+    if isinstance(plan, str):
+        return {"backend": plan}
     return {
         "backend": "faithful",
-        "revision": REVISION,
+        "revision": POOL_REVISION if isinstance(plan, PoolPlan) else REVISION,
         "device": f"{plan.device.name}: {plan.device.cores} cores, {plan.device.ub_bytes} bytes of UB",
         "v_step": str(plan.tiling.v_step),
     }
 
 
-def _check_operator(source: Path, operator: str | None) -> None:
-    """Refuse calls of other operators."""
-    if operator is None:
-        raise ContractError(f"{source}: metadata must name the `operator`, {CHUNK_OPERATOR!r}, and has none")
-    if operator in _OPERATORS_TO_COME:
-        raise UnsupportedError(f"{source}: operator {operator!r} is not offered yet, {CHUNK_OPERATOR!r} is")
-    if operator != CHUNK_OPERATOR:
-        raise ContractError(f"{source}: metadata `operator` must be {CHUNK_OPERATOR!r}, got {operator!r}")
+def _operator(source: Path, name: str | None) -> Operator:
+    """Return the operator of that name."""
+    known = _either(tuple(OPERATORS))
+    if name is None:
+        raise ContractError(f"{source}: metadata must name the `operator`, {known}, and has none")
+    if name not in OPERATORS:
+        raise ContractError(f"{source}: metadata `operator` must be {known}, got {name!r}")
+    return OPERATORS[name]
 
 
-def _check_names(source: Path, arrays: Mapping[str, Array]) -> None:
+def _check_names(source: Path, operator: Operator, arrays: Mapping[str, Array]) -> None:
     """Refuse missing arrays, and unknown ones: a misspelt `g` would otherwise change the meaning silently."""
-    missing = [name for name in _REQUIRED if name not in arrays]
+    required, more = operator.required, (*operator.optional, *operator.expected)
+    missing = [name for name in required if name not in arrays]
     if missing:
         raise ContractError(
-            f"{source}: the file must hold {_listed(_REQUIRED)}, and lacks {_listed(missing)}; "
+            f"{source}: the file must hold {_listed(required)}, and lacks {_listed(missing)}; "
             f"it holds {_listed(sorted(arrays))}"
         )
-    unknown = [name for name in sorted(arrays) if name not in (*_REQUIRED, *_OPTIONAL, *_EXPECTED)]
+    unknown = [name for name in sorted(arrays) if name not in (*required, *more)]
     if unknown:
         raise ContractError(
-            f"{source}: {_listed(unknown)} is no argument of {CHUNK_OPERATOR}; beside the required "
-            f"{_listed(_REQUIRED)} a call may hold {_listed((*_OPTIONAL, *_EXPECTED))}"
+            f"{source}: {_listed(unknown)} is no argument of {operator.name}; beside the required "
+            f"{_listed(required)} a call may hold {_listed(more)}"
         )
 
 
 def _check_expected(call: RecordedCall) -> None:
     """Check the inputs by the contract, and the references' ranks, shapes and dtypes against them."""
-    dims = call.problem().dims
-    shapes = {"out": (dims.n_tokens, dims.hv, dims.dv), "final_state": (dims.n_sequences, dims.hv, dims.dv, dims.dk)}
+    problem = call.problem()
+    dims = problem.dims
+    n_states = len(problem.pool) if isinstance(problem, PoolProblem) else dims.n_sequences
+    shapes = {
+        "expected_out": (dims.n_tokens, dims.hv, dims.dv),
+        f"expected_{call.kind.state}": (n_states, dims.hv, dims.dv, dims.dk),
+    }
     checks = Checks(call.source)
-    for result, array in call.expected.items():
-        name = f"expected_{result}"
-        checks.floating(name, array)
-        checks.rank(name, array, _EXPECTED[name])
-        checks.shape(name, array, _EXPECTED[name], shapes[result])
+    for name, axes in call.kind.expected.items():
+        array = call.expected.get(name.removeprefix("expected_"))
+        if array is not None:
+            checks.floating(name, array)
+            checks.rank(name, array, axes)
+            checks.shape(name, array, axes, shapes[name])
 
 
 def _scale(source: Path, text: str | None) -> float | None:
@@ -297,3 +270,8 @@ def _scale(source: Path, text: str | None) -> float | None:
 def _listed(names: "tuple[str, ...] | list[str]") -> str:
     """Return names as text."""
     return ", ".join(f"`{name}`" for name in names) if names else "nothing"
+
+
+def _either(values: tuple[str, ...]) -> str:
+    """Return the values that something may have as text."""
+    return " or ".join(repr(value) for value in values)

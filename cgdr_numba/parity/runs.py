@@ -7,16 +7,21 @@ from typing import Final, NamedTuple
 import numba
 
 from cgdr_numba.core.cache import cache_folder
+from cgdr_numba.core.faithful.pool_worker import walk_cores
 from cgdr_numba.core.faithful.worker import walk_bins
+from cgdr_numba.core.fast.channel_worker import walk_channels
 from cgdr_numba.core.fast.chunk_worker import walk_chunks
+from cgdr_numba.core.fast.pool_worker import walk_pool
 from cgdr_numba.core.jit import Entry
-from cgdr_numba.parity.calls import AnyPlan, Array, RecordedCall, compare, plan_call, replay
+from cgdr_numba.parity.calls import AnyPlan, Array, RecordedCall
 from cgdr_numba.parity.metrics import Comparison, bound_of
+from cgdr_numba.parity.operators import CHUNK_OPERATOR, RECURRENT_OPERATOR
+from cgdr_numba.parity.replays import compare, is_planned, plan_call, replay
 from cgdr_numba.sched.device import DeviceSpec
 
 
 class Worker(NamedTuple):
-    """What runs a backend's chunked calls, and how its compiled code is named on disk."""
+    """What runs an operator's calls on a backend, and how its compiled code is named on disk."""
 
     entry: Entry
     kept_as: str
@@ -24,17 +29,25 @@ class Worker(NamedTuple):
 
 
 WORKERS: Final = {
-    "fast": Worker(walk_chunks, "chunk_worker._run_bin-*.nbi"),
-    "faithful": Worker(walk_bins, "worker._run_bin-*.nbi"),
+    CHUNK_OPERATOR: {
+        "fast": Worker(walk_chunks, "chunk_worker._run_bin-*.nbi"),
+        "faithful": Worker(walk_bins, "worker._run_bin-*.nbi"),
+    },
+    RECURRENT_OPERATOR: {
+        "fast": Worker(walk_pool, "pool_worker._run_bin-*.nbi"),
+        "faithful": Worker(walk_cores, "pool_worker._run_core-*.nbi"),
+    },
 }
-"""The workers of the backends that are compiled."""
+"""The workers of the backends that are compiled, by operator."""
+CHANNEL_WORKER: Final = Worker(walk_channels, "channel_worker._run_bin-*.nbi")
+"""What runs a pool on fast where a call has a gate for every channel."""
 
 
-def will_compile(backend: str) -> bool:
+def will_compile(operator: str, backend: str) -> bool:
     """Return whether the backend's next run has to compile: nothing in this process, nothing kept on disk."""
-    if backend not in WORKERS or numba.config.DISABLE_JIT:
+    worker = WORKERS[operator].get(backend)
+    if worker is None or numba.config.DISABLE_JIT:
         return False
-    worker = WORKERS[backend]
     if worker.entry.compile_seconds is not None:
         return False
     folder = cache_folder()
@@ -48,11 +61,11 @@ class Run:
     call: RecordedCall
     backend: str
     plan: AnyPlan | None
-    """The plan by which it ran; None for golden, which has no device."""
+    """The plan by which it ran; None for golden, which has no device, and where a backend has none to show."""
     out: Array
     """[T, Hv, Dv]"""
     final_state: Array
-    """[N, Hv, Dv, Dk]"""
+    """[N, Hv, Dv, Dk]; for a pool its slots after the call, [slots, Hv, Dv, Dk]."""
     seconds: float
     """Wall time of the call alone: checks, scratch and kernel; without planning and compiling."""
     compile_seconds: float | None
@@ -64,8 +77,8 @@ class Run:
     """Comparison with the recorded references by result name, as far as there are any."""
 
     def bound(self, name: str) -> float:
-        """Return the largest relative rms that `out` or `final_state` may have, by its dtype."""
-        return bound_of({"out": self.out, "final_state": self.final_state}[name])
+        """Return the largest relative rms that a result may have, by its dtype."""
+        return bound_of({"out": self.out, self.call.kind.state: self.final_state}[name])
 
 
 def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None = None) -> Run:
@@ -76,8 +89,13 @@ def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None =
         BudgetError: Nothing fits the target's unified buffer.
     """
     plan, compile_seconds, loaded = None, None, False
-    if backend in WORKERS:
-        plan, entry = plan_call(call, target, backend=backend), WORKERS[backend].entry
+    if is_planned(call, backend):
+        plan = plan_call(call, target, backend=backend)
+    worker = WORKERS[call.operator].get(backend)
+    if backend == "fast" and "gk" in call.arrays and call.arrays["gk"].ndim == 3:
+        worker = CHANNEL_WORKER
+    if worker is not None:
+        entry = worker.entry
         entry.compile()
         compile_seconds, loaded = entry.compile_seconds, entry.loaded
     begin = time.perf_counter()

@@ -15,6 +15,12 @@ FP32_PER_BLOCK = 8
 """fp32 elements in a data block."""
 MAX_DMA_GAP_BLOCKS = 65535
 """Data blocks that a strided transfer may skip between rows (a 16-bit field)."""
+MAX_RECURRENT_CORES = 8
+"""Cores that the recurrent kernel's host code starts at the most, whatever the device has."""
+RECURRENT_WORKSPACE_BYTES = 16 * 1024 * 1024
+"""Workspace that the recurrent kernel's host code asks for and the kernel leaves alone."""
+MAX_QUEUE_BUFFERS = 8
+"""Buffers that the recurrent kernel's queues may have together."""
 MIN_WORKSPACE_BYTES = 32 * 1024 * 1024
 """Workspace that the NPU's host code asks for at the least. Reported only; the real need is allocated."""
 

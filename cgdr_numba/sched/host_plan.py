@@ -3,6 +3,7 @@
 import functools
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,14 +139,9 @@ def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int
 
     The largest items that fit come first; smaller ones are for filling more bins evenly.
     """
-    cuts = _cuts(dims)
-    fitting = [cut for cut in cuts if chunk_bytes(dims.dk, dims.dv, cut.width, cut.n_together) <= fast_bytes]
-    best_cut = fitting[0] if fitting else cuts[-1]
-    best = _work(dims, lengths, best_cut, n_bins)
-    for cut in fitting[1:] if n_bins > 1 else ():
-        work = _work(dims, lengths, cut, n_bins)
-        if work.heaviest * GOOD_ENOUGH < best.heaviest:
-            best, best_cut = work, cut
+    best_cut, best = best_work(
+        dims, lengths, n_bins, lambda cut: chunk_bytes(dims.dk, dims.dv, cut.width, cut.n_together) <= fast_bytes
+    )
     return HostPlan(
         key=HostKey(dims, lengths),
         n_threads=n_bins,
@@ -157,6 +153,19 @@ def plan_host(dims: Dims, lengths: tuple[int, ...], n_bins: int, fast_bytes: int
         arena_bytes=chunk_bytes(dims.dk, dims.dv, best_cut.width, best_cut.n_together),
         steps=plan_steps(dims, lengths, n_bins),
     )
+
+
+def best_work(dims: Dims, lengths: tuple[int, ...], n_bins: int, fits: Callable[[Cut], bool]) -> tuple[Cut, Work]:
+    """Return the cut and the work of a plan: the largest items that fit, or smaller ones where bins get lighter."""
+    cuts = _cuts(dims)
+    fitting = [cut for cut in cuts if fits(cut)]
+    best_cut = fitting[0] if fitting else cuts[-1]
+    best = _work(dims, lengths, best_cut, n_bins)
+    for cut in fitting[1:] if n_bins > 1 else ():
+        work = _work(dims, lengths, cut, n_bins)
+        if work.heaviest * GOOD_ENOUGH < best.heaviest:
+            best, best_cut = work, cut
+    return best_cut, best
 
 
 def _cuts(dims: Dims) -> list[Cut]:

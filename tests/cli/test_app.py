@@ -10,7 +10,8 @@ import pytest
 
 import cgdr_numba
 from cgdr_numba.cli import demo, report
-from cgdr_numba.ops import BACKENDS
+from cgdr_numba.ops import BACKENDS, POOL_BACKENDS
+from cgdr_numba.parity.operators import CHUNK_OPERATOR
 from cgdr_numba.parity.runs import run_call
 from cgdr_numba.sched.plan import REVISION
 from commands import ROOT, Answer, cgdr, misused, refused, run_process
@@ -77,7 +78,10 @@ def test_demo_every_backend_holds_its_bound() -> None:
     heads = {(row[0], row[2]): [float(x) for x in row[3:]] for row in rows if len(row) == 9 and row[0].isdigit()}
     assert list(heads) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
     assert all(max(errors[2:4]) <= 1e-6 and max(errors) <= 4e-4 for errors in heads.values())
-    assert [row[:2] for row in rows if row[-1:] == ["ok"]] == [[b, r] for b in BACKENDS for r in ("out", "final_state")]
+    assert "3 tokens in 2 sequence(s) (1, 2), Hk 1, Hv 1, Dk 128, Dv 128, float16, pool of 4 slots float16" in text
+    prefill = [[b, r] for b in BACKENDS for r in ("out", "final_state")]
+    decode = [[b, r] for b in POOL_BACKENDS for r in ("out", "state")]
+    assert [row[:2] for row in rows if row[-1:] == ["ok"]] == prefill + decode
 
 
 def test_demo_errors_above_the_bound_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +91,8 @@ def test_demo_errors_above_the_bound_exit_with_1(monkeypatch: pytest.MonkeyPatch
     answer = Answer(("demo",))
     assert answer.code == 1
     assert answer.err.endswith("cgdr: an error is above its bound\n")
-    verdicts = [line.split()[-1] for line in answer.out.splitlines()[-6:]]
-    assert verdicts == ["ok", "ABOVE"] * 3
+    verdicts = [line.split()[-1] for line in answer.out.splitlines() if line.endswith((" ok", " ABOVE"))]
+    assert verdicts == ["ok", "ABOVE"] * 3 + ["ok"] * 2 * len(POOL_BACKENDS)
 
 
 @pytest.mark.parametrize("backend", ["fast", "faithful"])
@@ -96,7 +100,7 @@ def test_a_run_that_compiles_is_announced(call_path: Path, monkeypatch: pytest.M
     others = [name for name in BACKENDS if name != backend]
     run_call(small_call(), backend)
     assert cgdr("run", call_path, "--backend", backend, "--json").err == ""
-    monkeypatch.setattr(report, "will_compile", lambda name: name == backend)
+    monkeypatch.setattr(report, "will_compile", lambda operator, name: (operator, name) == (CHUNK_OPERATOR, backend))
     answer = cgdr("run", call_path, "--backend", backend, "--json")
     assert answer.err.startswith(f"compiling the {backend} kernel: about 20 s the first time")
     assert answer.json["backend"] == backend
@@ -154,6 +158,8 @@ def test_warmup_compiles_what_is_asked_for() -> None:
     assert [line.split()[:2] for line in text.splitlines() if line.startswith("fast")] == [
         ["fast", "prefill"],
         ["fast", "decode"],
+        ["fast", "gates"],
+        ["fast", "pool"],
         ["fast", "raw"],
     ]
     assert "faithful" not in text

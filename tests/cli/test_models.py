@@ -74,7 +74,8 @@ class TestWithModels:
 
     def test_recorded_calls_are_the_models(self, tmp_path: Path) -> None:
         """The inputs of the first layer's decode call continue its prefill's final state."""
-        from cgdr_numba.parity.calls import load_call, replay
+        from cgdr_numba.parity.calls import load_call
+        from cgdr_numba.parity.replays import replay
 
         cgdr("record", MODEL, "--prompt", PROMPT, "-o", tmp_path, "--max-new-tokens", 2, "--no-expected")
         first, second = (load_call(tmp_path / f"layer0_call{i}.safetensors") for i in (0, 1))

@@ -11,8 +11,9 @@ from safetensors import safe_open
 from cgdr_numba.core.fast.simd import instruction_set
 from cgdr_numba.core.threads import current_threads
 from cgdr_numba.ops import BACKENDS
-from cgdr_numba.parity.calls import load_call, replay, save_call
+from cgdr_numba.parity.calls import load_call, save_call
 from cgdr_numba.parity.metrics import bound_of
+from cgdr_numba.parity.replays import replay
 from cgdr_numba.sched.device import usable_cores
 from cgdr_numba.sched.plan import REVISION
 from commands import Answer, cgdr, refused
@@ -154,8 +155,8 @@ def test_what_cannot_be_read_is_refused_in_a_line(call_path: Path, tmp_path: Pat
     [
         ({"key": np.zeros((8, 1, 15), np.float16)}, "`key` must be [T, Hk, Dk] = [8, 1, 16], got [8, 1, 15]"),
         ({"query": np.zeros((8, 16), np.float16)}, "`query` must be [T, Hk, Dk] (3 axes), got 2 axes: [8, 16]"),
-        ({"operator": "npu_rule"}, "metadata `operator` must be 'npu_chunk_gated_delta_rule', got 'npu_rule'"),
-        ({"operator": "npu_recurrent_gated_delta_rule"}, "'npu_recurrent_gated_delta_rule' is not offered yet"),
+        ({"operator": "npu_rule"}, "or 'npu_recurrent_gated_delta_rule', got 'npu_rule'"),
+        ({"operator": "npu_recurrent_gated_delta_rule"}, "and lacks `state`, `ssm_state_indices`"),
     ],
 )
 def test_wrong_calls_are_refused_in_a_line(tmp_path: Path, change: Any, message: str) -> None:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from cgdr_numba.core.exp64 import exp64
+from cgdr_numba.core.exp64 import exp64, exp64_of
 from cgdr_numba.core.jit import kernel
 
 compiled_exp64 = kernel(exp64)
@@ -33,3 +33,13 @@ def test_compiled_and_plain_give_the_same_bits() -> None:
     for x in np.concatenate([rng.uniform(-750, 715, 3000), [math.inf, -math.inf, 0.0, 5e-324, -5e-324]]).tolist():
         assert compiled_exp64(x) == exp64(x), x
     assert math.isnan(compiled_exp64(math.nan))
+
+
+def test_arrays_have_the_bits_of_their_elements() -> None:
+    rng = np.random.default_rng(3)
+    x = np.concatenate([rng.uniform(-750, 715, 3000), [math.inf, -math.inf, 0.0, -0.0, 5e-324, 1e300, -746.0, 710.0]])
+    with np.errstate(over="ignore"):
+        assert exp64_of(x).tolist() == [exp64(value) for value in x.tolist()]
+    assert np.isnan(exp64_of(np.array([math.nan, 0.0]))).tolist() == [True, False]
+    half = np.array([[-1.5], [0.25]], np.float16)
+    assert exp64_of(half).tolist() == [[exp64(-1.5)], [exp64(0.25)]]

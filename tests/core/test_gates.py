@@ -145,3 +145,26 @@ def test_one_number_for_all_tokens_is_taken() -> None:
     gates = activate(raw(one, np.zeros(4), None, one), F32)
     np.testing.assert_array_equal(gates["g"], np.full((2, 3, 4), -softplus64(np.float64(0.5)), np.float32))
     np.testing.assert_array_equal(gates["beta"], np.full((2, 3, 4), special.expit(0.5), np.float32))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("lower_bound", [0.0, -5.0, -0.5])
+def test_gates_of_channels(lower_bound: float, dtype: Any) -> None:
+    rng = np.random.default_rng(5)
+    g, dt_bias = ((3 * rng.standard_normal(shape)).astype(dtype) for shape in ((2, 9, 3, 5), (3, 5)))
+    a_log = rng.standard_normal(3).astype(dtype)
+    x, rate = g.astype(np.float64) + dt_bias.astype(np.float64), np.exp(a_log.astype(np.float64))[:, None]
+    expected = lower_bound * sigmoid64(rate * x) if lower_bound else -rate * softplus64(x)
+    single = activate(RawGates(g, a_log, dt_bias, None, 1.0, lower_bound), F32)["g"]
+    double = activate(RawGates(g, a_log, dt_bias, None, 1.0, lower_bound), F64)["g"]
+    assert single.dtype == F32
+    np.testing.assert_allclose(double, expected, rtol=1e-14)
+    np.testing.assert_array_equal(single, double.astype(np.float32))
+
+
+def test_no_rate_and_no_bias_are_1_and_0() -> None:
+    g = np.array([[[[-1.0, 0.0, 100.0]]]])
+    for lower_bound in (0.0, -5.0):
+        bare = activate(RawGates(g, None, None, None, 1.0, lower_bound), F64)["g"]
+        given = activate(RawGates(g, np.zeros(1), np.zeros((1, 3)), None, 1.0, lower_bound), F64)["g"]
+        np.testing.assert_array_equal(bare, given)

@@ -240,7 +240,7 @@ def test_options_of_the_recurrent_function() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'head_first'"):
         run(case, head_first=True)
     for name in ("gk", "gv"):
-        with pytest.raises(UnsupportedError, match=f"`{name}` is not offered yet"):
+        with pytest.raises(ContractError, match=rf"`{name}` must be \[B, T, Hv, D[kv]\] \(4 axes\), got 3 axes"):
             run(case, **{name: case.g})
     with pytest.raises(DtypeError, match="float64 q, k and v are golden's only"):
         run(case.cast(np.float64))

@@ -13,18 +13,16 @@ from safetensors import safe_open
 
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.core.fast.simd import instruction_set
-from cgdr_numba.errors import BudgetError, ContractError, DtypeError, UnsupportedError
+from cgdr_numba.errors import BudgetError, ContractError, DtypeError
 from cgdr_numba.parity.calls import (
     RecordedCall,
     check_output,
-    compare,
     load_call,
-    plan_call,
-    replay,
     sample_call,
     save_call,
     save_results,
 )
+from cgdr_numba.parity.replays import compare, plan_call, replay
 from cgdr_numba.sched.host_plan import HostPlan
 from cgdr_numba.sched.plan import REVISION
 from small_call import LENGTHS, entries, save_entries, small_call
@@ -98,7 +96,10 @@ WITHOUT: Any = object()
 """Stands for an entry that is left out."""
 REFUSED = [
     ({"operator": WITHOUT}, "metadata must name the `operator`"),
-    ({"operator": "npu_rule"}, "metadata `operator` must be 'npu_chunk_gated_delta_rule', got 'npu_rule'"),
+    (
+        {"operator": "npu_rule"},
+        "must be 'npu_chunk_gated_delta_rule' or 'npu_recurrent_gated_delta_rule', got 'npu_rule'",
+    ),
     ({"layout": "BNSD"}, "metadata `layout` must be 'TND', got 'BNSD'"),
     ({"state_layout": "N,Hv,Dk,Dv"}, "metadata `state_layout` must be 'N,Hv,Dv,Dk', got 'N,Hv,Dk,Dv'"),
     ({"seq_lens_format": "cumulative"}, "metadata `seq_lens_format` must be 'lengths', got 'cumulative'"),
@@ -128,13 +129,6 @@ def test_wrong_contents_are_refused_in_a_line(tmp_path: Path, suffix: str, chang
         load_call(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-
-
-def test_the_recurrent_operator_is_not_offered_yet(tmp_path: Path) -> None:
-    values = {**entries(small_call()), "operator": "npu_recurrent_gated_delta_rule"}
-    path = save_entries(tmp_path / "decode.safetensors", values)
-    with pytest.raises(UnsupportedError, match="'npu_recurrent_gated_delta_rule' is not offered yet"):
-        load_call(path)
 
 
 def broken(path: Path, kind: str) -> Path:
@@ -261,7 +255,7 @@ def test_results_are_written_with_what_made_them(tmp_path: Path) -> None:
     assert not state.swapaxes(2, 3).flags.c_contiguous
     plans = {"golden": None, "fast": plan_call(call, backend="fast"), "faithful": plan_call(call)}
     for backend, plan in plans.items():
-        save_results(path, call, out, state.swapaxes(2, 3), plan)
+        save_results(path, call, (out, state.swapaxes(2, 3)), plan or backend)
         with safe_open(path, "numpy") as file:
             metadata = file.metadata()
             assert np.array_equal(file.get_tensor("out"), out)
@@ -280,7 +274,7 @@ def test_results_do_not_replace_the_call(tmp_path: Path) -> None:
     call, before = load_call(path), path.read_bytes()
     results = replay(call, "golden")
     with pytest.raises(ContractError, match="must go into another file than the recorded call"):
-        save_results(path, call, *results, None)
+        save_results(path, call, results, "golden")
     assert path.read_bytes() == before
 
 

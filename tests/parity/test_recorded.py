@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from cgdr_numba import chunk_gated_delta_rule
-from cgdr_numba.parity.calls import RecordedCall, compare, load_call, replay, sample_call
+from cgdr_numba.ops import POOL_BACKENDS
+from cgdr_numba.parity.calls import RecordedCall, load_call, sample_call, sample_decode
 from cgdr_numba.parity.metrics import bound_of, compare_out, compare_state
+from cgdr_numba.parity.replays import compare, replay
 from small_call import DATA
 
 BACKENDS = ["fast", "golden", pytest.param("faithful", marks=pytest.mark.slow)]
@@ -47,6 +49,43 @@ def test_t092_committed_calls(name: str, results: tuple[str, ...], backend: str)
 @pytest.mark.parametrize("name", ["tiny_packed", "tiny_layer0", "tiny_layer1"])
 def test_t092_full_calls(shared_data: Path, name: str, backend: str) -> None:
     assert_within_bounds(load_call(shared_data / f"{name}.safetensors"), backend, ("out", "final_state"))
+
+
+def assert_decoded(call: RecordedCall, backend: str) -> None:
+    """Outputs and pool keep the bound of their dtype; the slots that no token names keep every bit."""
+    before = call.arrays["state"].copy()
+    out, pool = replay(call, backend)
+    np.testing.assert_array_equal(call.arrays["state"], before)
+    errors = compare(call, out, pool)
+    assert list(errors) == ["out", "state"]
+    for name, found in errors.items():
+        assert found.worst is not None
+        assert found.worst <= (1e-6 if backend == "golden" else 4e-4), (name, found.worst, found.worst_at)
+    untouched = np.setdiff1d(np.arange(len(pool)), call.arrays["ssm_state_indices"])
+    assert len(untouched)
+    np.testing.assert_array_equal(pool[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("backend", POOL_BACKENDS)
+def test_the_shipped_decode(backend: str) -> None:
+    assert_decoded(sample_decode(), backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", POOL_BACKENDS)
+def test_the_full_decode(shared_data: Path, backend: str) -> None:
+    assert_decoded(load_call(shared_data / "tiny_decode.safetensors"), backend)
+
+
+def test_the_shipped_decode_is_a_cut_of_the_full_call(shared_data: Path) -> None:
+    sample, full = sample_decode(), load_call(shared_data / "tiny_decode.safetensors")
+    tokens = [0, 5, 6]
+    assert np.array_equal(sample.arrays["value"], full.arrays["value"][tokens, 2:3])
+    slots, full_slots = sample.arrays["ssm_state_indices"], full.arrays["ssm_state_indices"][tokens]
+    for name in ("state", "actual_seq_lengths"):
+        assert len(sample.arrays[name]) == {"state": 4, "actual_seq_lengths": 2}[name]
+    assert np.array_equal(sample.arrays["state"][slots], full.arrays["state"][full_slots, 2:3])
+    assert np.array_equal(sample.expected["state"][slots], full.expected["state"][full_slots, 2:3])
 
 
 def test_the_sample_is_a_cut_of_the_full_call(shared_data: Path) -> None:

@@ -12,6 +12,7 @@ from cgdr_numba.core.faithful.worker import walk_bins
 from cgdr_numba.core.fast.chunk_worker import walk_chunks
 from cgdr_numba.errors import ContractError
 from cgdr_numba.parity import runs
+from cgdr_numba.parity.operators import CHUNK_OPERATOR
 from cgdr_numba.parity.runs import WORKERS, run_call, will_compile
 from cgdr_numba.sched.host_plan import HostPlan
 from cgdr_numba.sched.plan import Plan
@@ -23,7 +24,7 @@ def test_golden_has_no_plan_and_nothing_to_compile() -> None:
     assert (run.backend, run.plan, run.compile_seconds, run.loaded) == ("golden", None, None, False)
     assert sorted(run.errors) == ["final_state", "out"]
     assert (run.out.shape, run.final_state.shape) == ((8, 2, 32), (3, 2, 32, 16))
-    assert not will_compile("golden")
+    assert not will_compile(CHUNK_OPERATOR, "golden")
 
 
 def test_faithful_has_a_plan_for_its_target() -> None:
@@ -32,7 +33,7 @@ def test_faithful_has_a_plan_for_its_target() -> None:
     assert run.plan.device.name == "host"
     assert (run.compile_seconds, run.loaded) == (walk_bins.compile_seconds, walk_bins.loaded)
     assert (run.compile_seconds is None) == bool(numba.config.DISABLE_JIT)
-    assert not will_compile("faithful")
+    assert not will_compile(CHUNK_OPERATOR, "faithful")
 
 
 def test_fast_has_a_plan_and_the_times_of_its_own_worker() -> None:
@@ -40,7 +41,7 @@ def test_fast_has_a_plan_and_the_times_of_its_own_worker() -> None:
     assert isinstance(run.plan, HostPlan)
     assert (run.compile_seconds, run.loaded) == (walk_chunks.compile_seconds, walk_chunks.loaded)
     assert (run.compile_seconds is None) == bool(numba.config.DISABLE_JIT)
-    assert not will_compile("fast")
+    assert not will_compile(CHUNK_OPERATOR, "fast")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -69,26 +70,27 @@ class Uncompiled:
 def test_a_run_compiles_where_nothing_of_its_own_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, other: str
 ) -> None:
-    fresh: dict[str, Any] = {name: worker._replace(entry=Uncompiled()) for name, worker in WORKERS.items()}
-    monkeypatch.setattr(runs, "WORKERS", fresh)
+    workers: dict[str, Any] = WORKERS[CHUNK_OPERATOR]
+    fresh = {name: worker._replace(entry=Uncompiled()) for name, worker in workers.items()}
+    monkeypatch.setattr(runs, "WORKERS", {CHUNK_OPERATOR: fresh})
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
     monkeypatch.setenv("CGDR_NUMBA_CACHE_DIR", "")
-    assert will_compile(backend)
+    assert will_compile(CHUNK_OPERATOR, backend)
     monkeypatch.setenv("CGDR_NUMBA_CACHE_DIR", str(tmp_path))
-    assert will_compile(backend)
+    assert will_compile(CHUNK_OPERATOR, backend)
     folder = cache_folder()
     assert folder is not None
     folder.mkdir()
-    (folder / WORKERS[other].kept_as.replace("*", "0.py311")).touch()
-    assert will_compile(backend), "a kept kernel of the other backend is of no use"
-    assert not will_compile(other)
-    (folder / WORKERS[backend].kept_as.replace("*", "0.py311")).touch()
-    assert not will_compile(backend)
+    (folder / workers[other].kept_as.replace("*", "0.py311")).touch()
+    assert will_compile(CHUNK_OPERATOR, backend), "a kept kernel of the other backend is of no use"
+    assert not will_compile(CHUNK_OPERATOR, other)
+    (folder / workers[backend].kept_as.replace("*", "0.py311")).touch()
+    assert not will_compile(CHUNK_OPERATOR, backend)
     for path in folder.iterdir():
         path.unlink()
-    assert will_compile(backend)
+    assert will_compile(CHUNK_OPERATOR, backend)
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    assert not will_compile(backend)
+    assert not will_compile(CHUNK_OPERATOR, backend)
 
 
 @pytest.mark.parametrize("backend", ["fast", "faithful"])
@@ -98,4 +100,4 @@ def test_kept_kernels_are_found_by_their_names(backend: str) -> None:
     folder = cache_folder()
     if numba.config.DISABLE_JIT or folder is None:
         pytest.skip("nothing is compiled, or nothing is kept")
-    assert list(folder.glob(WORKERS[backend].kept_as))
+    assert list(folder.glob(WORKERS[CHUNK_OPERATOR][backend].kept_as))

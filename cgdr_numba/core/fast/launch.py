@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
@@ -22,7 +23,7 @@ class PreparedSteps:
 
     def __init__(self, problem: "Problem", plan: "StepPlan", threads: int | None) -> None:
         state = problem.given_state
-        self._is_direct = _is_direct(state)
+        self._is_direct = is_direct(state)
         self._state_words = as_words(state)
         self._threads = threads
         self._n_bins = plan.n_bins
@@ -113,6 +114,11 @@ def run_chunks(
             walk_chunks(plan.n_bins, *arguments)
 
 
-def _is_direct(state: NDArray[Any]) -> bool:
+def as_floats(states: NDArray[Any], is_read: bool) -> NDArray[Any]:
+    """Return states [N, Hv, D1, D2] where a worker reads them as float32, else none of their elements."""
+    return states if is_read else np.empty((*states.shape[:2], 0, 0), FLOAT32)
+
+
+def is_direct(state: NDArray[Any]) -> bool:
     """Return whether passes may read initial states as they are: float32, adjacent elements in a row."""
     return bool(state.dtype == FLOAT32 and (state.strides[3] == 4 or state.shape[3] == 1))

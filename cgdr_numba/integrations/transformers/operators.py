@@ -58,12 +58,7 @@ class OurOperators:
         names = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
         if operator == "kda":
             names = ("chunk_kda", "fused_recurrent_kda")
-        if not hasattr(cgdr_numba, names[0]):
-            raise UnsupportedError(
-                f"enable: layers with one log decay a key element need `{names[0]}`, not offered yet"
-            )
         self._functions = {part: getattr(cgdr_numba, name) for part, name in zip(PARTS, names, strict=True)}
-        self._can_write_states = operator == "gdr"
         self._options: dict[str, Any] = {"threads": threads}
         self._counts = counts
 
@@ -80,7 +75,7 @@ class OurOperators:
         self._counts["cgdr_numba"] += 1
         options = dict(self._options)
         state = inputs.initial_state
-        if call.part == "recurrent" and self._can_write_states and inputs.output_final_state and _is_writable(state):
+        if call.part == "recurrent" and inputs.output_final_state and _is_writable(state):
             # The layer copies the result into this tensor next, which then is nothing to do.
             options["out_state"] = state
         return self._functions[call.part](**inputs._asdict(), **options)

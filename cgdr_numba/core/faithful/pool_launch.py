@@ -1,0 +1,54 @@
+"""The faithful backend over a pool: a problem and its plan to one launch of the worker."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgdr_numba.core import memory
+from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
+from cgdr_numba.core.faithful.arith import Arith
+from cgdr_numba.core.faithful.pool_ub import PoolKinds
+from cgdr_numba.core.faithful.pool_worker import walk_cores, walk_cores_optioned
+from cgdr_numba.core.threads import numba_threads
+
+if TYPE_CHECKING:
+    from cgdr_numba.core.pool_contract import PoolProblem
+    from cgdr_numba.sched.pool_plan import PoolPlan
+
+_NO_GATES = np.zeros((0, 0, 0), FLOAT32)
+
+
+def run(problem: "PoolProblem", plan: "PoolPlan", arith: Arith | None, threads: int | None, out: NDArray[Any]) -> None:
+    """Re-enact the kernel on every item of the plan.
+
+    Writes out [T, Hv, Dv] but for padding rows, and the pool.
+    """
+    gk = problem.gk
+    if gk is None:
+        gk = _NO_GATES
+    elif gk.ndim == 2:
+        gk = gk[..., np.newaxis]
+    inputs = (problem.q, problem.k, problem.v, problem.g, gk, problem.beta)
+    kinds = PoolKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, gk, problem.beta, problem.pool)))
+    with numba_threads(threads):
+        launch = walk_cores if arith is None else walk_cores_optioned
+        launch(
+            plan.block_dim,
+            *(as_words(x) for x in inputs),
+            problem.sequences.start,
+            problem.sequences.length,
+            problem.read_slot,
+            problem.write_slot,
+            plan.work.items,
+            plan.work.ptr,
+            plan.schedule(),
+            plan.ledger.layout(),
+            problem.dims,
+            kinds,
+            arith,
+            single(problem.scale),
+            memory.scratch(plan.block_dim, plan.ledger.total_bytes),
+            as_words(out),
+            as_words(problem.pool),
+        )
