@@ -1,4 +1,4 @@
-"""Longer checks: other Python versions, bounds checking, exhaustive random problems."""
+"""Longer checks: other Python versions, versions of transformers, bounds checking, exhaustive random problems."""
 
 import nox
 
@@ -39,3 +39,24 @@ def pythons(session: nox.Session) -> None:
     """The suite on every Python that the package declares."""
     install(session)
     session.run("pytest", *session.posargs)
+
+
+MODELS = {
+    "5.24": ["transformers==5.24.*"],
+    "5.22": ["transformers==5.22.*", "kernels==0.17.*"],
+    "5.12": ["transformers==5.12.*"],
+}
+"""By version of transformers: what is installed beside torch. One version for each way that models call operators."""
+
+MODELS_TESTS = ["tests/integrations", "tests/cli/test_models.py", "cgdr_numba/integrations"]
+
+
+@nox.session
+@nox.parametrize("version", list(MODELS), ids=list(MODELS))
+def models(session: nox.Session, version: str) -> None:
+    """Transformers' models through one route, and torch's tensors and custom ops."""
+    # The same torch everywhere; where an index of CPU builds is known to pip, its +cpu build satisfies this too.
+    session.install("torch==2.13.0", *MODELS[version], "-e", ".[test]")
+    # Small layers on a busy machine: threads that spin while others work would take most of the time.
+    env = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    session.run("pytest", "-q", *(session.posargs or MODELS_TESTS), env=env)

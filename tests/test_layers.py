@@ -34,6 +34,7 @@ LAYERS = [
     ("core.fast.k_first", "core.fast.v_first", "core.fast.channel_passes", "core.fast.blocks", "core.fast.stream"),
     ("core.fast.convert", "core.fast.solve", "core.fast.microkernel", "core.fast.pairs"),
     ("core.faithful", "core.fast", "core.phases", "core.gates"),
+    ("core.tensors",),
     ("core.dtypes", "core.exp64", "core.l2norm", "core.memory", "core.ragged", "core.schedule"),
     ("core.jit", "core.served"),
     ("core.cache", "core.threads", "core.lease"),

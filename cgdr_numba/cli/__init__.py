@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import cgdr_numba
-from cgdr_numba.cli import demo, info, plan, run, warmup
+from cgdr_numba.cli import demo, info, models, plan, run, warmup
 
 app = typer.Typer(
     name="cgdr",
@@ -20,6 +20,8 @@ app.command()(run.run)
 app.command()(plan.plan)
 app.command()(info.info)
 app.command()(warmup.warmup)
+app.command()(models.generate)
+app.command()(models.record)
 
 
 def _print_version(asked: bool) -> None:

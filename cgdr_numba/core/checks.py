@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dtypes import KINDS
+from cgdr_numba.core.tensors import is_tensor
 from cgdr_numba.errors import ContractError, DtypeError
 
 FLOATS = "float16, bfloat16, float32 or float64"
@@ -30,7 +31,9 @@ class Checks:
             return value
         if not isinstance(value, np.ndarray):
             kind = type(value)
-            raise DtypeError(f"{self.op}: `{name}` must be a NumPy array, got {kind.__module__}.{kind.__qualname__}")
+            reason = ": fla's functions take torch tensors, all of a call or none" if is_tensor(value) else ""
+            came = f"{kind.__module__}.{kind.__qualname__}{reason}"
+            raise DtypeError(f"{self.op}: `{name}` must be a NumPy array, got {came}")
         if isinstance(value, np.ma.MaskedArray):
             raise DtypeError(f"{self.op}: `{name}` must be a NumPy array without a mask, got a MaskedArray")
         if not value.dtype.isnative:

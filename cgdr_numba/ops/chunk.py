@@ -8,6 +8,7 @@ from cgdr_numba.backends import Options, run
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, cann_problem, fla_problem
 from cgdr_numba.core.gate_options import GateOptions
+from cgdr_numba.core.tensors import as_arrays, as_lengths, as_tensors, is_tensor
 from cgdr_numba.ops.keywords import refuse_unknown
 from cgdr_numba.sched.device import DeviceSpec
 from cgdr_numba.sched.host_plan import HostPlan
@@ -44,6 +45,9 @@ def chunk_gated_delta_rule(
     **unknown: Never,
 ) -> tuple[Array, Array | None]:
     """Run S <- e^g S; S <- S + k (beta (v - S^T k))^T; o = scale S^T q over every token of every sequence.
+
+    Tensors are NumPy arrays, or torch tensors on the CPU, all of a call alike: both are read where they lie, and
+    results come back as what q is.
 
     Args:
         q: Queries [B, T, Hk, Dk]; float16, bfloat16 or float32 (golden: float64 as well). Any strides.
@@ -85,7 +89,8 @@ def chunk_gated_delta_rule(
         ContractError: Shapes, lengths or options break the contract; a ValueError.
         DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
         BudgetError: Faithful: no V tile fits the target's unified buffer; a ContractError.
-        UnsupportedError: An option that is not offered yet; a NotImplementedError.
+        UnsupportedError: An option that is not offered yet, a torch tensor on another device, or one that requires
+            grad while torch records gradients; a NotImplementedError.
 
     Numerics:
         golden: float64 throughout, sums over Dk row by row, rounded once at the end. faithful: float32 in the order
@@ -127,6 +132,12 @@ def chunk_gated_delta_rule(
     op = "chunk_gated_delta_rule"
     refuse_unknown(op, unknown)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
+    torch_call = is_tensor(q)
+    if torch_call:
+        q, k, v, g, beta, initial_state, A_log, dt_bias = as_arrays(
+            op, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias
+        )
+        cu_seqlens = as_lengths(op, cu_seqlens)
     problem = fla_problem(
         op,
         Tensors(q, k, v, g, beta, initial_state),
@@ -137,9 +148,10 @@ def chunk_gated_delta_rule(
         gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
     )
     out, state = run(problem, Options(backend, target, plan, threads, overflow, axpy))
-    if not wants_state:
-        return out, None
-    return out, state if problem.state_v_first else state.swapaxes(2, 3)
+    final_state = None
+    if wants_state:
+        final_state = state if problem.state_v_first else state.swapaxes(2, 3)
+    return as_tensors(out, final_state) if torch_call else (out, final_state)
 
 
 def npu_chunk_gated_delta_rule(

@@ -9,6 +9,7 @@ from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.dtypes import FLOAT32
 from cgdr_numba.core.gate_options import check_weight
 from cgdr_numba.core.gates import RawGates, activate
+from cgdr_numba.core.tensors import as_arrays, as_tensors, is_tensor
 
 Array = NDArray[Any]
 
@@ -23,7 +24,7 @@ def fused_gdn_gating(A_log: Array, a: Array, b: Array, dt_bias: Array | None) ->
         dt_bias: Added to a in each head [Hv], any float dtype. None means zeros.
 
     Returns:
-        (g, beta), new float32 arrays [B, T, Hv]; [1, T, Hv] where a is [T, Hv].
+        (g, beta), new float32 arrays [B, T, Hv] (torch tensors where A_log is one); [1, T, Hv] where a is [T, Hv].
 
     Raises:
         ContractError: Shapes break the contract; a ValueError.
@@ -47,7 +48,11 @@ def fused_gdn_gating(A_log: Array, a: Array, b: Array, dt_bias: Array | None) ->
         >>> g.shape, g.ravel().tolist(), beta.ravel().tolist()
         ((1, 2, 1), [-1.3862943649291992, -200.0], [0.5, 0.0])
     """
-    checks = Checks("fused_gdn_gating")
+    op = "fused_gdn_gating"
+    torch_call = is_tensor(A_log)
+    if torch_call:
+        A_log, a, b, dt_bias = as_arrays(op, A_log=A_log, a=a, b=b, dt_bias=dt_bias)
+    checks = Checks(op)
     projections, logits = checks.array("a", a), checks.array("b", b)
     if projections.ndim not in (2, 3):
         raise checks.error(f"`a` must be [T, Hv] or [B, T, Hv], got {projections.ndim} axes: {list(projections.shape)}")
@@ -60,4 +65,4 @@ def fused_gdn_gating(A_log: Array, a: Array, b: Array, dt_bias: Array | None) ->
     if projections.ndim == 2:
         projections, logits = projections[np.newaxis], logits[np.newaxis]
     gates = activate(RawGates(projections, rates, bias, logits, 1.0), FLOAT32)
-    return gates["g"], gates["beta"]
+    return as_tensors(gates["g"], gates["beta"]) if torch_call else (gates["g"], gates["beta"])

@@ -8,6 +8,7 @@ from cgdr_numba.backends import RecurrentOptions, run_recurrent
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
 from cgdr_numba.core.gate_options import Channels, GateOptions, KdaOptions
+from cgdr_numba.core.tensors import as_arrays, as_lengths, as_tensors, is_tensor
 from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
 
 Array = NDArray[Any]
@@ -40,6 +41,9 @@ def chunk_kda(
     **unknown: Never,
 ) -> tuple[Array, Array | None]:
     """Run S[d] <- e^g[d] S[d]; S <- S + k (beta (v - S^T k))^T; o = scale S^T q over every token of every sequence.
+
+    Tensors are NumPy arrays, or torch tensors on the CPU, all of a call alike: both are read where they lie, and
+    results come back as what q is.
 
     Args:
         q: Queries [B, T, Hk, Dk]; float16, bfloat16 or float32 (golden: float64 as well). Any strides.
@@ -79,7 +83,8 @@ def chunk_kda(
     Raises:
         ContractError: Shapes, lengths or options break the contract; a ValueError.
         DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
-        UnsupportedError: An option that is not offered; a NotImplementedError.
+        UnsupportedError: An option that is not offered, a torch tensor on another device, or one that requires grad
+            while torch records gradients; a NotImplementedError.
 
     Numerics:
         golden: float64 throughout, rounded once at the end.
@@ -113,6 +118,12 @@ def chunk_kda(
     refuse_unknown(op, unknown)
     refuse_not_offered(op, disable_recompute=disable_recompute, return_intermediate_states=return_intermediate_states)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
+    torch_call = is_tensor(q)
+    if torch_call:
+        q, k, v, g, beta, initial_state, A_log, dt_bias = as_arrays(
+            op, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias
+        )
+        cu_seqlens = as_lengths(op, cu_seqlens)
     problem = fla_problem(
         op,
         Tensors(q, k, v, None, beta, initial_state),
@@ -124,7 +135,8 @@ def chunk_kda(
         channels=Channels(gk=g, kda=KdaOptions(safe_gate, lower_bound)),
     )
     out, state = run_recurrent(problem, RecurrentOptions(backend, threads, None, initial_state))
-    return out, state if wants_state else None
+    final_state = state if wants_state else None
+    return as_tensors(out, final_state) if torch_call else (out, final_state)
 
 
 def fused_recurrent_kda(
@@ -153,6 +165,9 @@ def fused_recurrent_kda(
     **unknown: Never,
 ) -> tuple[Array, Array | None]:
     """Run S[d] <- e^g[d] S[d]; S <- S + k (beta (v - S^T k))^T; o = scale S^T q token by token, for decode.
+
+    Tensors are NumPy arrays, or torch tensors on the CPU, all of a call alike: both are read where they lie, and
+    results come back as what q is.
 
     Args:
         q: As in `chunk_kda`, like all that is not named here.
@@ -208,6 +223,21 @@ def fused_recurrent_kda(
     op = "fused_recurrent_kda"
     refuse_unknown(op, unknown)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
+    torch_call, given_out_state = is_tensor(q), out_state
+    if torch_call:
+        q, k, v, g, beta, initial_state, A_log, dt_bias, out_state = as_arrays(
+            op,
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            beta=beta,
+            initial_state=initial_state,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            out_state=out_state,
+        )
+        cu_seqlens = as_lengths(op, cu_seqlens)
     problem = fla_problem(
         op,
         Tensors(q, k, v, None, beta, initial_state),
@@ -219,4 +249,7 @@ def fused_recurrent_kda(
         channels=Channels(gk=g, kda=KdaOptions(safe_gate, lower_bound)),
     )
     out, state = run_recurrent(problem, RecurrentOptions(backend, threads, out_state, initial_state))
+    if torch_call:
+        out, final_state = as_tensors(out, state if wants_state and out_state is None else None)
+        return out, given_out_state if out_state is not None else final_state
     return out, state if wants_state or out_state is not None else None

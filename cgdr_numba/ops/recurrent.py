@@ -8,6 +8,7 @@ from cgdr_numba.backends import RecurrentOptions, run_recurrent
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
 from cgdr_numba.core.gate_options import NO_CHANNELS, Channels, GateOptions
+from cgdr_numba.core.tensors import as_arrays, as_lengths, as_tensors, is_tensor
 from cgdr_numba.ops.keywords import refuse_unknown
 
 Array = NDArray[Any]
@@ -39,6 +40,9 @@ def fused_recurrent_gated_delta_rule(
     **unknown: Never,
 ) -> tuple[Array, Array | None]:
     """Run S <- e^g S; S <- S + k (beta (v - S^T k))^T; o = scale S^T q token by token: decode, and short prefills.
+
+    Tensors are NumPy arrays, or torch tensors on the CPU, all of a call alike: both are read where they lie, and
+    results come back as what q is.
 
     Args:
         q: Queries [B, T, Hk, Dk]; float16, bfloat16 or float32 (golden: float64 as well). Any strides.
@@ -76,7 +80,8 @@ def fused_recurrent_gated_delta_rule(
     Raises:
         ContractError: Shapes, lengths or options break the contract; a ValueError.
         DtypeError: A type or dtype is not taken; a ContractError and a TypeError.
-        UnsupportedError: backend="faithful"; a NotImplementedError.
+        UnsupportedError: backend="faithful", a torch tensor on another device, or one that requires grad while torch
+            records gradients; a NotImplementedError.
 
     Numerics:
         fast: float32. The decay is applied to S^T k and S^T q instead of S before them, and o = a S^T q + (k . q)
@@ -108,6 +113,23 @@ def fused_recurrent_gated_delta_rule(
     op = "fused_recurrent_gated_delta_rule"
     refuse_unknown(op, unknown)
     wants_state = Checks(op).flag("output_final_state", output_final_state)
+    torch_call, given_out_state = is_tensor(q), out_state
+    if torch_call:
+        q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias, out_state = as_arrays(
+            op,
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            gk=gk,
+            gv=gv,
+            beta=beta,
+            initial_state=initial_state,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            out_state=out_state,
+        )
+        cu_seqlens = as_lengths(op, cu_seqlens)
     problem = fla_problem(
         op,
         Tensors(q, k, v, g, beta, initial_state),
@@ -119,4 +141,7 @@ def fused_recurrent_gated_delta_rule(
         channels=NO_CHANNELS if gk is None and gv is None else Channels(gk, gv),
     )
     out, state = run_recurrent(problem, RecurrentOptions(backend, threads, out_state, initial_state))
+    if torch_call:
+        out, final_state = as_tensors(out, state if wants_state and out_state is None else None)
+        return out, given_out_state if out_state is not None else final_state
     return out, state if wants_state or out_state is not None else None

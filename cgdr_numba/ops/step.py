@@ -10,6 +10,7 @@ from cgdr_numba.core import memory
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
 from cgdr_numba.core.fast.launch import PreparedSteps
+from cgdr_numba.core.tensors import as_arrays, as_tensor, is_tensor
 from cgdr_numba.core.threads import current_threads
 from cgdr_numba.sched.steps import plan_steps
 
@@ -21,7 +22,7 @@ class RecurrentStep:
 
     Everything that stays is given once, with arrays that stand for those to come: their shapes and dtypes are what
     later calls must have. Results are the function's, bit for bit. Raw gates are computed before each call, by
-    `fused_gdn_gating`.
+    `fused_gdn_gating`. A step that is prepared with torch tensors takes torch tensors.
 
     Args:
         q: Queries [B, T, Hk, Dk]; float16, bfloat16 or float32.
@@ -64,6 +65,9 @@ class RecurrentStep:
         state_v_first: bool = False,
         threads: int | None = None,
     ) -> None:
+        self._takes_tensors = is_tensor(q)
+        if self._takes_tensors:
+            q, k, v, g, beta, state = as_arrays("RecurrentStep", q=q, k=k, v=v, g=g, beta=beta, state=state)
         checks = Checks("RecurrentStep")
         for name, value in (("g", g), ("beta", beta), ("state", state)):
             checks.array(name, value)
@@ -92,7 +96,10 @@ class RecurrentStep:
 
         Raises:
             ContractError: A shape, dtype or layout other than at the start.
+            UnsupportedError: A torch tensor that requires grad, or is not on the CPU.
         """
+        if self._takes_tensors:
+            q, k, v, g, beta, state = as_arrays("RecurrentStep", q=q, k=k, v=v, g=g, beta=beta, state=state)
         arrays = (q, k, v, g, beta, state)
         for array, (shape, dtype) in zip(arrays, self._expected, strict=False):
             if type(array) is not np.ndarray or array.shape != shape or array.dtype is not dtype:
@@ -101,7 +108,7 @@ class RecurrentStep:
             self._check(arrays)
         out = memory.result(v.shape, q.dtype)
         self._steps.run(arrays, out)
-        return out
+        return as_tensor(out) if self._takes_tensors else out
 
     def _refuse(self, arrays: tuple[Array, ...]) -> None:
         """Raise for arrays that are not like those that the step was prepared for."""

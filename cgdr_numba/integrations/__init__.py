@@ -1,0 +1,1 @@
+"""Other libraries' ways to call the operators: torch's custom ops, transformers' models. Each needs its extra."""
