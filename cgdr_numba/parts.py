@@ -61,7 +61,6 @@ def run_steps(problem: "Problem", n_bins: int, threads: int | None, out: Array, 
 
     final_state is in the caller's layout.
     """
-
     if problem.dims.n_tokens <= tokens_of(STEPS_FLOPS, problem.dims):
         fast.run_steps(problem, plan_steps(problem.dims, problem.lengths, n_bins), threads, out, final_state)
         return
