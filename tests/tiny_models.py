@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+import transformers  # noqa: E402 - after what the tests are skipped without
+
 transformers.logging.set_verbosity_error()
 # These models are so small that a second thread only waits; on a busy machine it waits for long.
 torch.set_num_threads(1)

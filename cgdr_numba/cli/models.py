@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cgdr_numba.cli.console import errors_in_a_line, print_json, print_progress, print_table, print_text
+from cgdr_numba.cli.console import errors_in_a_line, print_json, print_table, print_text
+from cgdr_numba.cli.report import announce_compiling
 from cgdr_numba.errors import ContractError, UnsupportedError
+from cgdr_numba.parity.operators import CHUNK_OPERATOR
 
 if TYPE_CHECKING:
     from cgdr_numba.integrations.generation import Generation, Text
@@ -42,12 +44,14 @@ def generate(
 
         model = generation.load_model(model_dir, dtype)
         text = generation.load_text(model_dir, model)
+        tokens = text.encode(prompt)
+        generation.check_request("generate", tokens, max_new_tokens)
+        if backend or compare:
+            announce_compiling(CHUNK_OPERATOR, "fast")
         runs: dict[str, Generation] = {}
         for with_backend in (False, True) if compare else (backend,):
-            if not as_json:
-                print_progress(f"running by {_PATHS[with_backend]} (the first time kernels compile for 15 to 20 s) ...")
             runs[_PATHS[with_backend]] = generation.generate(
-                model, text.encode(prompt), max_new_tokens, backend=with_backend, threads=threads
+                model, tokens, max_new_tokens, backend=with_backend, threads=threads
             )
     if as_json:
         print_json(_as_dict(runs, text, prompt))

@@ -113,6 +113,14 @@ def load_text(folder: Path, model: nn.Module) -> Text:
     return Text(lambda text: list(text.encode()), lambda tokens: bytes(tokens).decode(errors="replace"), "bytes")
 
 
+def check_request(op: str, prompt: list[int], max_new_tokens: int) -> None:
+    """Refuse an empty prompt, and a request for no token."""
+    if not prompt:
+        raise ContractError(f"{op}: `prompt` must have at least one token, got none")
+    if max_new_tokens < 1:
+        raise ContractError(f"{op}: `max_new_tokens` must be at least 1, got {max_new_tokens}")
+
+
 def generate(
     model: nn.Module, prompt: list[int], max_new_tokens: int, *, backend: bool = True, threads: int | None = None
 ) -> Generation:
@@ -132,10 +140,7 @@ def generate(
         ContractError: The prompt is empty, or no token is asked for.
         UnsupportedError: The model has no layer that is covered.
     """
-    if not prompt:
-        raise ContractError("generate: `prompt` must have at least one token, got none")
-    if max_new_tokens < 1:
-        raise ContractError(f"generate: `max_new_tokens` must be at least 1, got {max_new_tokens}")
+    check_request("generate", prompt, max_new_tokens)
     meters: dict[str, _Timed] = {}
 
     def timed(operator: str) -> _Timed:

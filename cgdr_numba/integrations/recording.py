@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import cgdr_numba
 from cgdr_numba.core.dtypes import round_to
 from cgdr_numba.core.tensors import as_arrays
-from cgdr_numba.errors import ContractError, UnsupportedError
-from cgdr_numba.integrations.generation import step
+from cgdr_numba.errors import UnsupportedError
+from cgdr_numba.integrations.generation import check_request, step
 from cgdr_numba.integrations.transformers import observed
 from cgdr_numba.integrations.transformers.guard import Call, Run
 from cgdr_numba.integrations.transformers.operators import Inputs, OurOperators, read_inputs
@@ -111,10 +111,7 @@ def record(
         ContractError: The prompt is empty, or no token is asked for.
         UnsupportedError: The model has no layer that is covered, or layers whose calls have no file format.
     """
-    if not prompt or max_new_tokens < 1:
-        raise ContractError(
-            f"record: the prompt and `max_new_tokens` must be at least 1 token, got {len(prompt)} and {max_new_tokens}"
-        )
+    check_request("record", prompt, max_new_tokens)
     names = {module: f"layer{module.layer_idx}" for module in model.modules() if hasattr(module, "layer_idx")}
     recorder = Recorder(folder, names, expected)
 

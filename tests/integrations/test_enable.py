@@ -14,7 +14,7 @@ tiny = pytest.importorskip("tiny_models")
 adapter = pytest.importorskip("cgdr_numba.integrations.transformers")
 routes = pytest.importorskip("cgdr_numba.integrations.transformers.routes")
 architectures = pytest.importorskip("cgdr_numba.integrations.transformers.architectures")
-torch, transformers = tiny.torch, tiny.transformers
+torch = tiny.torch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -233,10 +233,10 @@ class TestRefusals:
     def test_other_versions(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Too old, too new by number, and one whose functions are not found."""
         for version in ("4.57.1", "5.11.0", "6.0.0"):
-            monkeypatch.setattr(transformers, "__version__", version)
+            monkeypatch.setattr(adapter.transformers, "__version__", version)
             with pytest.raises(UnsupportedError, match=rf"5.12 or later, below 6 .* got {version}"):
                 adapter.enable(model)
-        monkeypatch.setattr(transformers, "__version__", "5.99.0")
+        monkeypatch.setattr(adapter.transformers, "__version__", "5.99.0")
         rule = architectures.Rule("gdr", "other_name", "another_name")
         monkeypatch.setitem(architectures.COVERED, "Qwen3_5GatedDeltaNet", ("qwen3_5", rule))
         for layer in model.modules():
