@@ -147,7 +147,7 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
     if not state.flags.c_contiguous and 0 in state.strides and state.size:
         raise checks.error(f"`{name}` must not overlap itself, got strides {list(state.strides)}")
     inputs = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g, "beta": problem.beta}
-    inputs |= {name: x for name, x in (("gk", problem.gk), ("gv", problem.gv)) if x is not None}
+    inputs |= {name: x for name, x in ((problem.gk_name, problem.gk), ("gv", problem.gv)) if x is not None}
     raw = problem.raw_gates
     if raw is not None:
         inputs |= raw.tensors()
