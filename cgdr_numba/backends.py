@@ -142,7 +142,7 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
     if not state.flags.c_contiguous and 0 in state.strides and state.size:
         raise checks.error(f"`{name}` must not overlap itself, got strides {list(state.strides)}")
     inputs: dict[str, Array | None] = {"q": problem.q, "k": problem.k, "v": problem.v, "g": problem.g}
-    inputs |= {"gk": problem.gk, "gv": problem.gv, "beta": problem.beta}
+    inputs |= {problem.gk_name: problem.gk, "gv": problem.gv, "beta": problem.beta}
     raw = problem.raw_gates
     if raw is not None:
         inputs |= raw.tensors()

@@ -119,6 +119,8 @@ class Problem:
     """Log decay of every channel [B, T, Hv, Dk] beside g; None where there is none."""
     gv: NDArray[Any] | None = None
     """Log decay of every value column [B, T, Hv, Dv] beside g; None where there is none."""
+    gk_name: str = "gk"
+    """What the public function calls gk."""
 
     @property
     def given_state(self) -> NDArray[Any]:
@@ -186,6 +188,7 @@ def fla_problem(
         state_dtype=None,
         state_v_first=v_first,
         raw_gates=raw_gates,
+        gk_name=channels.gk_name,
     )
 
 

@@ -73,6 +73,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"state": np.lib.stride_tricks.as_strided(CASE.state.copy(), CASE.state.shape, (0, *CASE.state.strides[1:]))},
         r"`state` must not overlap itself, got strides \[0, 512, 32, 4\]",
     ),
+    "slots over one another": (
+        {"state": np.lib.stride_tricks.as_strided(CASE.state.copy(), (8, 4, 16, 8), (1024, 512, 32, 4))},
+        r"`state` must not overlap itself, got strides \[1024, 512, 32, 4\]",
+    ),
     "lengths too long": ({"actual_seq_lengths": [2, 4]}, r"a sum of at most T = 5, got \[2, 4\] with the sum 6"),
     "a negative length": ({"actual_seq_lengths": [-1, 6]}, r"\[N\] lengths of at least 0 .* got \[-1, 6\]"),
     "hostile lengths": (

@@ -126,8 +126,8 @@ EXTREMES = [-np.inf, np.nan, 65504.0, -65504.0, 6e-8, -0.0]
 @pytest.mark.parametrize("value", [np.inf, *(pytest.param(x, marks=slow) for x in EXTREMES)])
 def test_numbers_at_the_ends(value: float, overflow: str) -> None:
     """One extreme number in every tensor in turn, under both answers to the question of overflow."""
-    for gates in ("g", "scalar", "g vector"):
-        case = make_pool_case(9, (3, 2), heads=(1, 2), dims=(18, 17), gates=gates, dtype=np.float16)
+    for gates, dtype in (("g", np.float16), ("scalar", np.float32), ("vector", np.float32), ("g vector", np.float16)):
+        case = make_pool_case(9, (3, 2), heads=(1, 2), dims=(18, 17), gates=gates, dtype=dtype)
         for name in ("query", "key", "value", "beta", "state", "g", "gk"):
             tensor = getattr(case, name)
             if tensor is not None:

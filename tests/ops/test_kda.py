@@ -270,6 +270,13 @@ def test_states_are_returned_where_they_are_asked_for(form: str) -> None:
     assert same_bits(final, expected.state)
 
 
+def test_out_state_shares_no_memory_with_g() -> None:
+    state = CASE.state.copy()
+    shared = state.reshape(-1)[: G.size].reshape(G.shape)
+    with pytest.raises(ContractError, match=r"^fused_recurrent_kda: `out_state` must .* got some of `g`$"):
+        run_kda("recurrent", CASE, shared, out_state=state)
+
+
 def test_a_float64_call_is_goldens() -> None:
     exact = without_g(CASE).cast(np.float64)
     out, state = chunk_kda(

@@ -71,6 +71,9 @@ def test_the_documents_example_bytes() -> None:
         shallow, deep = (at_width(EXAMPLE, G, Profile(n, n), v_step, UB_310P) for n in (1, 2))
         more = state_slot_bytes(EXAMPLE, v_step) + 2 * v_step
         assert shallow.rest_bytes - deep.rest_bytes == more, "a second buffer in both queues"
+        queues = PoolLedger.for_step(EXAMPLE, G, deep, UB_310P)
+        assert queues["state_out"].n_bytes == 2 * state_slot_bytes(EXAMPLE, v_step)
+        assert queues["attn_out"].n_bytes == 2 * 2 * v_step
         ledger = PoolLedger.for_step(EXAMPLE, G, shallow, UB_310P)
         assert ledger["state_queue"].n_bytes == ledger["state_out"].n_bytes == state_slot_bytes(EXAMPLE, v_step)
         assert ledger["state"].n_bytes == 2 * state_slot_bytes(EXAMPLE, v_step)

@@ -155,6 +155,15 @@ def test_queues_and_rest_fill_the_ub_but_for_the_reserve() -> None:
         assert plan.ledger.queue_bytes + plan.tiling.rest_bytes == UB_310P - 128
 
 
+def test_heads_that_fill_no_block() -> None:
+    """24 betas and gates take 32 floats where the kernel rounds up to 16 of them, and 24 where it does not."""
+    both = plan_of(sizes(3, 16, 16), G).ledger
+    assert (both["beta"].n_bytes, both["g"].n_bytes) == (32 * 4, 24 * 4)
+    scalar = plan_of(sizes(3, 16, 16), GateForm(False, "scalar")).ledger
+    assert (scalar["beta"].n_bytes, scalar["gk"].n_bytes) == (32 * 4, 24 * 4)
+    assert both.scratch_bytes == scalar.scratch_bytes
+
+
 def test_gates_that_the_kernel_rewrites() -> None:
     assert plan_step(sizes(2, 16, 16), [1], gk="scalar").key.gates == (True, "none"), "dropped beside g"
     assert plan_step(sizes(2, 16, 16), [1], g=False, gk="scalar").key.gates == (False, "scalar")
