@@ -257,7 +257,7 @@ def test_soak_for_some_seconds() -> None:
     code = """
 import json
 from soak import main
-code = main(["--minutes", "0.15", "--cases", "40"])
+code = main(["--minutes", "0.1", "--cases", "30"])
 assert code == 0, code
 """
     bench = str(Path(__file__).parents[2] / "bench")

@@ -19,6 +19,7 @@ pytestmark = [
 def test_t103_a_forked_child_gives_the_same_bits(layer: str) -> None:
     """GNU OpenMP would end a forked child that uses its threads: it runs on one, and says so once."""
     code = """
+from cgdr_numba import Dims, last_call, plan_chunk
 expected = run(threads=2)
 reading, writing = os.pipe()
 child = os.fork()
@@ -26,14 +27,16 @@ if child == 0:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         same = [run(threads=2) == expected, run() == expected, run("faithful") == faithful]
-    os.write(writing, f"{same} {[str(w.message) for w in caught]}".encode())
+    plan = plan_chunk(Dims(40, 1, 4, 4, 16, 24), [40], backend="fast", threads=2)
+    chunk_gated_delta_rule(q, k, v, **gates, plan=plan)
+    os.write(writing, f"{same} [{last_call().serial}] {[str(w.message) for w in caught]}".encode())
     os._exit(0)
 _, status = os.waitpid(child, 0)
 print(status, os.read(reading, 9999).decode())
 print(run(threads=2) == expected)
 """.replace("expected = run(threads=2)", 'expected = run(threads=2); faithful = run("faithful")')
     first, second = run_process(code, NUMBA_THREADING_LAYER=layer).splitlines()
-    assert first.startswith("0 [True, True, True]")
+    assert first.startswith(f"0 [True, True, True] [{'forked' if layer == 'omp' else ''}] ")
     assert second == "True"
     told = "forked from one that runs OpenMP threads" in first
     assert told == (layer == "omp")
@@ -80,15 +83,18 @@ print(len(wrong))
 
 def test_a_missing_layer_is_named_and_one_thread_serves() -> None:
     code = """
+from cgdr_numba import Dims, last_call, plan_chunk
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     same = run() == run(threads=2)
-    print(same, len(caught), caught[0].category.__name__, caught[0].message)
+    plan = plan_chunk(Dims(40, 1, 4, 4, 16, 24), [40], backend="fast", threads=2)
+    chunk_gated_delta_rule(q, k, v, **gates, plan=plan)
+    print(same, last_call().serial, len(caught), caught[0].category.__name__, caught[0].message)
 """
     found = run_process(code, NUMBA_THREADING_LAYER="tbb")
     if "starts no threads" not in found:
         pytest.skip("tbb is installed here")
-    assert found.startswith("True 1 RuntimeWarning cgdr_numba: numba starts no threads (")
+    assert found.startswith("True no threading layer 1 RuntimeWarning cgdr_numba: numba starts no threads (")
     assert found.endswith("running on one thread\n")
 
 
