@@ -33,6 +33,6 @@ def run_process(code: str, before: tuple[str, ...] = (), calls: str = CALLS, **e
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_NUM_THREADS": "2", **environment}
     command = [*before, sys.executable, "-c", calls + code]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert found.returncode == 0, found.stderr[-2000:]
     return found.stdout

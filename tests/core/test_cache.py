@@ -56,7 +56,7 @@ def start(code: str, settings: dict[str, str], *arguments: str, **options: Any) 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What a process printed, and its warnings."""
-    printed, warned = process.communicate(timeout=120)
+    printed, warned = process.communicate(timeout=300)
     assert process.returncode == 0, warned[-2000:]
     return printed.strip(), warned
 
