@@ -73,7 +73,7 @@ def record(
     ] = True,
     dtype: Dtype = "float16",
 ) -> None:
-    """Write the operator calls of a model's run as files that `cgdr run` replays.
+    """Write a model's operator calls as files for `cgdr run`.
 
     They are in the NPU operator's form: q and k normalised, sequences one after another, states [N, Hv, Dv, Dk].
     """

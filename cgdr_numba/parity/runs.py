@@ -25,21 +25,21 @@ class Worker(NamedTuple):
 
     entry: Entry
     kept_as: str
-    """Pattern of the index file of the kernel of a bin, which is nearly all that compiling takes time for."""
+    """Pattern of the file of the kernel of a bin, which is nearly all that compiling takes time for."""
 
 
 WORKERS: Final = {
     CHUNK_OPERATOR: {
-        "fast": Worker(walk_chunks, "chunk_worker._run_bin-*.nbi"),
-        "faithful": Worker(walk_bins, "worker._run_bin-*.nbi"),
+        "fast": Worker(walk_chunks, "cgdr_numba.core.fast.chunk_worker._run_bin-*.nbc"),
+        "faithful": Worker(walk_bins, "cgdr_numba.core.faithful.worker._run_bin-*.nbc"),
     },
     RECURRENT_OPERATOR: {
-        "fast": Worker(walk_pool, "pool_worker._run_bin-*.nbi"),
-        "faithful": Worker(walk_cores, "pool_worker._run_core-*.nbi"),
+        "fast": Worker(walk_pool, "cgdr_numba.core.fast.pool_worker._run_bin-*.nbc"),
+        "faithful": Worker(walk_cores, "cgdr_numba.core.faithful.pool_worker._run_core-*.nbc"),
     },
 }
 """The workers of the backends that are compiled, by operator."""
-CHANNEL_WORKER: Final = Worker(walk_channels, "channel_worker._run_bin-*.nbi")
+CHANNEL_WORKER: Final = Worker(walk_channels, "cgdr_numba.core.fast.channel_worker._run_bin-*.nbc")
 """What runs a pool on fast where a call has a gate for every channel."""
 
 

@@ -175,6 +175,18 @@ def test_calls_that_record_gradients_go_to_the_original(model: Any) -> None:
         assert report.calls == {"original": 6, "cgdr_numba": 3}
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_compiled_models_break_their_graph_at_the_operator(model: Any) -> None:
+    ids, mask = tiny.prompt(16, n_padding=0)
+    torch.compiler.reset()
+    with adapter.enabled(model) as report:
+        expected = tiny.forward(model, ids, mask)
+        found = tiny.forward(torch.compile(model, backend="eager"), ids, mask)
+    assert torch.equal(found, expected)
+    assert report.calls == {"cgdr_numba": 6}
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_states_of_any_dtype_and_stray_keywords(model: Any, dtype: str) -> None:
     layer = model.model.layers[0].linear_attn

@@ -4,11 +4,17 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from cgdr_numba.errors import UnsupportedError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_not_traced: Callable[[F], F] = torch.compiler.disable
+"""Keeps `torch.compile` out: it would trace the operators' own Python, and through the guard in circles."""
 
 
 class Run(NamedTuple):
@@ -56,8 +62,12 @@ _running = _Running()
 
 
 def replacement(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for the place of `original`, which it calls for everything but enabled layers."""
+    """Return a function for the place of `original`, which it calls for everything but enabled layers.
 
+    Code that `torch.compile` compiles breaks its graph here, and goes on behind.
+    """
+
+    @_not_traced
     @functools.wraps(original)
     def dispatch(*arguments: Any, **keywords: Any) -> Any:
         """Run the enabled layer's operator, or the function that stood here before."""
@@ -73,12 +83,14 @@ def replacement(part: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def guarded(layer: nn.Module, operators: Operators) -> Iterator[None]:
     """Let the layer's own calls, and no other's, reach `operators` while the block lasts."""
 
+    @_not_traced
     def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Note the run, and take padding out of the hidden states."""
         arguments, keywords, padding = _without_padding(arguments, keywords)
         _running.runs.append(Run(module, operators, padding, keywords.get("cu_seq_lens_q")))
         return arguments, keywords
 
+    @_not_traced
     def end(*_: Any) -> None:
         """Forget the run; this happens after an exception too."""
         if _running.runs and _running.runs[-1].layer is layer:

@@ -1,5 +1,6 @@
 """What an enabled layer runs: the operators of this package on the layer's tensors."""
 
+import threading
 import warnings
 from collections import Counter
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 import cgdr_numba
+from cgdr_numba.core.threads import current_threads
 from cgdr_numba.errors import UnsupportedError
 from cgdr_numba.integrations.transformers.guard import Call, Run
 
@@ -46,6 +48,13 @@ class Inputs(NamedTuple):
         return (self.q, self.k, self.v, self.g, self.beta, *state)
 
 
+class _Steps(threading.local):
+    """A thread's prepared decode steps, by what they were prepared for."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[Any, cgdr_numba.RecurrentStep] = {}
+
+
 class OurOperators:
     """The operators of this package.
 
@@ -60,6 +69,7 @@ class OurOperators:
             names = ("chunk_kda", "fused_recurrent_kda")
         self._functions = {part: getattr(cgdr_numba, name) for part, name in zip(PARTS, names, strict=True)}
         self._options: dict[str, Any] = {"threads": threads}
+        self._prepares, self._steps = operator == "gdr", _Steps()
         self._counts = counts
 
     def __call__(self, call: Call, run: Run) -> Any:
@@ -73,12 +83,22 @@ class OurOperators:
                 warnings.warn(_GRADIENTS, stacklevel=2)
             return call.run_original()
         self._counts["cgdr_numba"] += 1
-        options = dict(self._options)
         state = inputs.initial_state
-        if call.part == "recurrent" and inputs.output_final_state and _is_writable(state):
+        if call.part == "recurrent" and state is not None and inputs.output_final_state and _is_writable(state):
             # The layer copies the result into this tensor next, which then is nothing to do.
-            options["out_state"] = state
-        return self._functions[call.part](**inputs._asdict(), **options)
+            if self._prepares and inputs.cu_seqlens is None:
+                tensors = (*inputs[:5], state)
+                return self._step(tensors, inputs.use_qk_l2norm_in_kernel)(*tensors), state
+            return self._functions[call.part](**inputs._asdict(), **self._options, out_state=state)
+        return self._functions[call.part](**inputs._asdict(), **self._options)
+
+    def _step(self, tensors: tuple[Tensor, ...], normalise: bool) -> cgdr_numba.RecurrentStep:
+        """Return a step prepared for such tensors, this thread's own: a step takes a third of a call's checks."""
+        key = (*[(x.shape, x.dtype) for x in tensors], normalise, current_threads())
+        steps = self._steps.by_key
+        if key not in steps:
+            steps[key] = cgdr_numba.RecurrentStep(*tensors, use_qk_l2norm_in_kernel=normalise, **self._options)
+        return steps[key]
 
 
 PARTS = ("chunk", "recurrent")
