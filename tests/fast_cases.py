@@ -123,8 +123,10 @@ def sizes_on_the_way(case: Case) -> Iterator[float]:
         of_out = np.zeros_like(of_state)
         for t in range(begin, end):
             token = part(alone, t, t + 1, state)
+            decayed = np.exp(token.g[0, 0]) * np.linalg.norm(state[0], axis=(1, 2))
             state = token_loop(token).state
-            norms = np.linalg.norm(state[0], axis=(1, 2))
+            # What a token writes may take away nearly all that was there.
+            norms = np.maximum(decayed, np.linalg.norm(state[0], axis=(1, 2)))
             q = (normalised(token.q) if case.l2norm else token.q)[0, 0].repeat(group, axis=0)
             of_state = np.maximum(of_state, norms)
             of_out = np.maximum(of_out, abs(case.factor) * np.linalg.norm(q, axis=1) * norms)
