@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cgdr_numba import DtypeError, fused_recurrent_gated_delta_rule
+from cgdr_numba.core.threads import most_threads
 from conftest import COMPILED
 from pool_cases import PoolCase, PoolResult, assert_right, make_pool_case, run, same, tokens
 
@@ -77,7 +78,7 @@ def test_slots_of_their_own_for_all_tokens_change_no_bit_of_out(state: Any, gate
 def test_bits_do_not_depend_on_threads_mates_or_heads(state: Any, gates: str) -> None:
     case = make_pool_case(3, LENGTHS, heads=(2, 6), dims=(24, 40), gates=gates, state=state, accepted=True)
     whole = run(case, "fast")
-    for threads in (1, 2) if COMPILED else (1,):
+    for threads in sorted({1, most_threads()}):
         same(run(case, "fast", threads=threads), whole)
     stop = 0
     for n, length in enumerate(case.lengths):
