@@ -30,10 +30,8 @@ def run_pool(problem: "PoolProblem", plan: "StepPlan", threads: int | None, out:
     """Run the recurrence over all tokens where heads forget as a whole; writes out [T, Hv, Dv] and the pool."""
     dims, pool = problem.dims, problem.pool
     gates = problem.g if problem.gk is None else problem.gk
-    takes_floats = is_direct(pool) and all(stride % 4 == 0 for stride in pool.strides)
-    tile = dims.dv
-    if max(problem.lengths, default=0) > 1:
-        tile = max(CACHED_FLOATS // dims.dk // BLOCK_ROWS, 1) * BLOCK_ROWS
+    takes_floats = is_direct(pool) and (pool.flags.c_contiguous or all(stride % 4 == 0 for stride in pool.strides))
+    tile = max(CACHED_FLOATS // dims.dk // BLOCK_ROWS, 1) * BLOCK_ROWS
     n_states = 0 if takes_floats else dims.hv // dims.hk
     arguments = (
         *(as_words(x) for x in (problem.q, problem.k, problem.v, gates, problem.beta)),
