@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dtypes import FLOAT64, round_to
-from cgdr_numba.core.exp64 import exp64
+from cgdr_numba.core.exp64 import exp64_of
+from cgdr_numba.core.golden import token_loop
 from cgdr_numba.core.ragged import value_to_key_head
 from cgdr_numba.core.served import note
 
@@ -40,23 +41,13 @@ def _run_head(problem: "PoolProblem", tokens: slice, read_slot: int, h: int, out
     key_head = value_to_key_head(h, problem.dims)
     arrays = (problem.q[tokens, key_head], problem.k[tokens, key_head], problem.v[tokens, h], problem.beta[tokens, h])
     q, k, v, beta = (x.astype(FLOAT64) for x in arrays)
-    decays = _decays(problem.g[tokens, h])
-    second_decays = None if problem.gk is None else _decays(problem.gk[tokens, h])
+    # Decays of the head [L, 1, 1], then those of its channels [L, Dk, 1] or again of the head.
+    gates = [x[tokens, h] for x in (problem.g, problem.gk) if x is not None]
+    decays = [exp64_of(x.reshape(len(q), -1, 1)) for x in gates]
     pool = problem.pool
     state = np.array(pool[read_slot, h].T, FLOAT64, order="C")
     for i, slot in enumerate(problem.write_slot[tokens]):
-        state *= decays[i]
-        if second_decays is not None:
-            state *= second_decays[i]
-        memory = np.add.reduce(state * k[i][:, np.newaxis], axis=0)
-        state += k[i][:, np.newaxis] * (beta[i] * (v[i] - memory))
-        output = np.add.reduce(state * q[i][:, np.newaxis], axis=0)
-        out[tokens.start + i, h] = round_to(output * problem.scale, out.dtype)
+        one = slice(i, i + 1)
+        output = token_loop(q[one], k[one], v[one], [decay[one] for decay in decays], beta[one], state)
+        out[tokens.start + i, h] = round_to(output[0] * problem.scale, out.dtype)
         pool[slot, h] = round_to(state, pool.dtype).T
-
-
-def _decays(gates: Array) -> NDArray[np.float64]:
-    """Return e^gate, [L] for scalars and [L, Dk, 1] for vectors."""
-    flat = [exp64(gate) for gate in gates.astype(FLOAT64).ravel()]
-    decays = np.array(flat, FLOAT64).reshape(gates.shape)
-    return decays if gates.ndim == 1 else decays[..., np.newaxis]

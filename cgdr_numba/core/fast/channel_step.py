@@ -10,7 +10,6 @@ from cgdr_numba.core.dtypes import widen
 from cgdr_numba.core.exp64 import exp64
 from cgdr_numba.core.fast.channel_passes import advance, decay, look, take
 from cgdr_numba.core.fast.convert import narrow_row, widen_row, widen_rows
-from cgdr_numba.core.fast.pairs import prepare_pairs
 from cgdr_numba.core.fast.step import finish_token
 from cgdr_numba.core.jit import kernel
 
@@ -19,7 +18,6 @@ Words = NDArray[np.uint16]
 
 _exp64 = kernel(exp64)
 _look, _decay, _take, _advance = look, decay, take, advance
-_prepare_pairs = prepare_pairs
 
 ONE: Final = np.float32(1.0)
 _LOG2_E: Final = 1.4426950408889634
@@ -127,15 +125,6 @@ def exp_in_place(x: F32Array) -> None:
         p = p * r + 1.0
         power = np.int64((np.float64(n).view(np.int64) + np.int64(1023)) << np.int64(52)).view(np.float64)
         x[i] = np.float32(p * power if value == value else value)
-
-
-@kernel
-def load_keys(q_rows: Words, k_rows: Words, kind: int, how: Any, rows: ChannelRows) -> None:
-    """Fill q, k and kq with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale)."""
-    n, dk = q_rows.shape[0], q_rows.shape[1]
-    widen_rows(q_rows, kind, rows.q)
-    widen_rows(k_rows, kind, rows.k)
-    _prepare_pairs(rows.q[:n, :dk], rows.k[:n, :dk], how[0], how[1], rows.kq)
 
 
 @kernel

@@ -13,11 +13,11 @@ from cgdr_numba.core.fast.channel_step import (
     ChannelRows,
     ChannelTokens,
     load_decays,
-    load_keys,
     run_channels,
     take_channel_rows,
 )
 from cgdr_numba.core.fast.phases_v import load_state, store_state
+from cgdr_numba.core.fast.step import load_tokens
 from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
 
 F32Array = NDArray[np.float32]
@@ -124,7 +124,7 @@ def run_block(at: Any, heads: Any, x: ChannelOperands, call: Any, tile: int, row
     row, begin, end, first, stop, part = at
     key_head, first_head, end_head = heads
     q, k = x.q[row, begin:end, key_head], x.k[row, begin:end, key_head]
-    load_keys(q, k, kinds.qkv, (flags.normalise, scale), rows)
+    load_tokens(q, k, kinds.qkv, (flags.normalise, scale), rows)
     columns = x.tokens.v.shape[3]
     for head in range(first_head, end_head):
         if flags.has_gk:

@@ -80,7 +80,7 @@ def run_columns(at: Any, s: ChunkOperands, call: Call, state: F32Array, rows: Ch
     """A head's chunk some of whose columns got far: those by the token loop, the others as they are."""
     row, begin, n, head = at
     dk, end, columns = call.dims.dk, begin + n, s.v.shape[3]
-    values = (s.v[row, begin:end, head], s.out[row, begin:end, head], call.kinds.qkv, False)
+    values = (s.v[row, begin:end, head], s.out[row, begin:end, head], call.kinds.qkv)
     for c in range(0, columns, 16):
         if rows.head.peaks[c // 16] <= FAR:
             finish_columns(c, values, state, dk, rows.head)

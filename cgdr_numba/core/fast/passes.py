@@ -1,4 +1,4 @@
-"""The three passes over a state that both layouts have, made from what emits them or from their plain twins."""
+"""Passes over a state whose rows are key dimensions, made from what emits them or from their plain twins."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ F32Array = NDArray[np.float32]
 
 
 class Passes(NamedTuple):
-    """Passes over a state S, seen as [Dk, n] whatever its layout."""
+    """Passes over a state S, seen as [Dk, n]."""
 
     read: Callable[..., None]
     """(state, k, q, m, p): m = S^T k, p = S^T q."""

@@ -117,8 +117,8 @@ def run_head(at: Any, ahead: Any, state: F32Array, sizes: Any, x: HeadRows) -> b
 
 @spliced_kernel
 def finish_columns(c: int, values: Any, state: F32Array, dk: int, x: HeadRows) -> None:
-    """Out and the state of 16 columns from c on, which stayed near where others did not; `values` as in `run_head`."""
-    v, out, kind, _ = values
+    """Out and the state of 16 columns from c on, which stayed near where others did not; `values` is (v, out, kind)."""
+    v, out, kind = values
     n, end = out.shape[0], min(c + 16, out.shape[1])
     narrow_rows(x.through[n : 2 * n, c:end], kind, out[:, c:end])
     nothing = v[:0]

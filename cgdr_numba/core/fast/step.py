@@ -78,8 +78,8 @@ def rows_bytes(dk: int, dv: int) -> int:
 
 
 @kernel
-def load_tokens(q_rows: Words, k_rows: Words, kind: int, how: Any, rows: Rows) -> None:
-    """Fill q, k and kq with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale)."""
+def load_tokens(q_rows: Words, k_rows: Words, kind: int, how: Any, rows: Any) -> None:
+    """Fill q, k and kq of rows with the tokens [L, Dk, w] of one key head; `how` is (whether to normalise, scale)."""
     n, dk = q_rows.shape[0], q_rows.shape[1]
     widen_rows(q_rows, kind, rows.q)
     widen_rows(k_rows, kind, rows.k)
