@@ -35,6 +35,7 @@ LAYERS = [
     ("core.fast.convert", "core.fast.solve", "core.fast.microkernel", "core.fast.pairs"),
     ("core.faithful", "core.fast", "core.phases", "core.gates"),
     ("core.tensors",),
+    ("core.entry",),
     ("core.dtypes", "core.exp64", "core.l2norm", "core.memory", "core.ragged", "core.schedule"),
     ("core.jit", "core.served"),
     ("core.cache", "core.threads", "core.lease"),

@@ -1,11 +1,12 @@
 """`cgdr warmup`: compile kernels now, so that no later process does."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cgdr_numba.cli.console import errors_in_a_line, print_table, print_text
 from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
+from cgdr_numba.core.entry import Entry
 from cgdr_numba.core.faithful.pool_worker import walk_cores, walk_cores_optioned
 from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
 from cgdr_numba.core.fast.channel_worker import walk_channels
@@ -13,10 +14,10 @@ from cgdr_numba.core.fast.chunk_worker import walk_chunks
 from cgdr_numba.core.fast.pool_worker import walk_pool
 from cgdr_numba.core.fast.step_worker import walk_steps
 from cgdr_numba.core.gates import walk_gates
-from cgdr_numba.core.jit import Compiled, Entry
+from cgdr_numba.core.jit import Compiled
 from cgdr_numba.errors import ContractError
 
-_KERNELS: dict[str, tuple[tuple[str, Compiled | Entry], ...]] = {
+_KERNELS: dict[str, tuple[tuple[str, Compiled | Entry[Any]], ...]] = {
     "fast": (
         ("prefill", walk_chunks),
         ("decode", walk_steps),

@@ -13,8 +13,9 @@ import pickle
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding
@@ -75,12 +76,24 @@ def cache_folder() -> Path | None:
         return None
 
 
+class Maker(NamedTuple):
+    """What a kernel was made of that was not written as a function in a file."""
+
+    function: Callable[..., Any]
+    """The written function that it runs."""
+    facts: str
+    """What else its machine code depends on, its signature apart."""
+
+
 class _KernelCache:
     """One kernel's compiled code on disk, as numba's dispatchers ask for it."""
 
-    def __init__(self, folder: Path, function: Any) -> None:
-        """Take the folder and the Python function."""
+    def __init__(self, folder: Path, function: Any, made_of: Maker | None) -> None:
+        """Take the folder, the Python function, and what it was made of where it was not written."""
         self._folder, self._function = folder, function
+        self._code = function.__code__.co_code
+        if made_of is not None:
+            self._code += made_of.function.__code__.co_code + made_of.facts.encode()
 
     @property
     def cache_path(self) -> str:
@@ -90,7 +103,7 @@ class _KernelCache:
     def _path(self, signature: Any) -> Path:
         """Return the file of one signature."""
         function = self._function
-        digest = hashlib.sha256(repr(signature).encode() + function.__code__.co_code).hexdigest()[:16]
+        digest = hashlib.sha256(repr(signature).encode() + self._code).hexdigest()[:16]
         return self._folder / f"{function.__module__}.{function.__qualname__}-{digest}.nbc"
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
@@ -140,15 +153,16 @@ def _warn_once(where: str) -> None:
     )
 
 
-def enable_cache(dispatcher: Any) -> None:
+def enable_cache(dispatcher: Any, made_of: Maker | None = None) -> None:
     """Give a dispatcher our cache; where there is no place for one, warn once and compile in every process.
 
     A function with a closure is never kept: another one of the same name and code may hold other kernels.
     """
-    if dispatcher.py_func.__closure__ is not None:
+    written = dispatcher.py_func if made_of is None else made_of.function
+    if written.__closure__ is not None:
         return
     folder = cache_folder()
     if folder is not None:
-        dispatcher._cache = _KernelCache(folder, dispatcher.py_func)
+        dispatcher._cache = _KernelCache(folder, dispatcher.py_func, made_of)
     elif os.environ.get(FOLDER_VARIABLE) is None:
         _warn_once("without a home folder")

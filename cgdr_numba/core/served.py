@@ -1,5 +1,6 @@
 """One launch of a worker on the threads that there are, and a note of which path served the last call."""
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -55,15 +56,31 @@ def note(route: Route, n_bins: int, n_threads: int, serial: str = "") -> None:
 
 
 def run_bins(
-    worker: Callable[..., None], route: Route, n_bins: int, threads: int | None, arguments: tuple[Any, ...]
+    worker: Callable[[int, Any], None], route: Route, n_bins: int, threads: int | None, arguments: tuple[Any, ...]
 ) -> None:
     """Run all bins of a worker on `threads` threads (None: the default), and note the route."""
     if n_bins <= 1:
         # One bin runs without threads, and asking numba for its number would cost as much as a small call.
-        worker(n_bins, *arguments)
+        worker(n_bins, arguments)
         note(route, n_bins, 1, "one bin")
         return
     with numba_threads(threads) as n_threads:
-        worker(n_bins, *arguments)
+        worker(n_bins, arguments)
     serial = "" if n_threads > 1 else missing_threads() or "one thread wanted"
     note(route, n_bins, min(n_bins, n_threads), serial)
+
+
+def prepared_bins(
+    worker: Callable[[int, Any], None], route: Route, n_bins: int, threads: int | None
+) -> Callable[[Any], None]:
+    """Return what does as `run_bins` does with arguments to come; with one bin it looks at next to nothing."""
+    if n_bins > 1:
+        return functools.partial(run_bins, worker, route, n_bins, threads)
+    facts, local = (route, n_bins, 1, "one bin"), _local
+
+    def run(arguments: Any) -> None:
+        """Run the bin, and note the route."""
+        worker(n_bins, arguments)
+        local.call = facts
+
+    return run

@@ -49,6 +49,16 @@ def as_tensor(array: NDArray[Any]) -> Any:
     return torch.from_numpy(array)
 
 
+def records_gradients(*tensors: Any) -> bool:
+    """Return whether torch would record gradients of what is computed from the tensors."""
+    return sys.modules["torch"].is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+
+
+def new_tensor(like: Any) -> Any:
+    """Return an uninitialised contiguous tensor of another's shape and dtype, for what a call returns."""
+    return like.new_empty(like.shape)
+
+
 def _as_array(op: str, name: str, value: Any) -> NDArray[Any]:
     """Return a view of a tensor."""
     torch: Any = sys.modules["torch"]

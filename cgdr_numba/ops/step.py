@@ -1,5 +1,6 @@
 """A decode step prepared once: contract and plan at the start, cheap comparisons and one launch a call."""
 
+from collections.abc import Callable  # noqa: TC003
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from cgdr_numba.core import memory
 from cgdr_numba.core.checks import Checks
 from cgdr_numba.core.contract import Tensors, fla_problem
 from cgdr_numba.core.fast.launch import PreparedSteps
-from cgdr_numba.core.tensors import as_arrays, as_tensor, is_tensor
+from cgdr_numba.core.tensors import as_arrays, as_tensor, is_tensor, records_gradients
 from cgdr_numba.core.threads import current_threads
+from cgdr_numba.ops.tensor_step import TensorStep
 from cgdr_numba.sched.steps import plan_steps
 
 Array = NDArray[Any]
@@ -65,8 +67,8 @@ class RecurrentStep:
         state_v_first: bool = False,
         threads: int | None = None,
     ) -> None:
-        self._takes_tensors = is_tensor(q)
-        if self._takes_tensors:
+        tensors = (q, k, v, g, beta, state) if is_tensor(q) else None
+        if tensors is not None:
             q, k, v, g, beta, state = as_arrays("RecurrentStep", q=q, k=k, v=v, g=g, beta=beta, state=state)
         checks = Checks("RecurrentStep")
         for name, value in (("g", g), ("beta", beta), ("state", state)):
@@ -82,6 +84,10 @@ class RecurrentStep:
         n_threads = check_threads(checks, threads)
         plan = plan_steps(problem.dims, problem.lengths, n_threads or current_threads())
         self._steps = PreparedSteps(problem, plan, n_threads)
+        self.run_alike: Callable[..., Any] | None = None
+        if tensors is not None:
+            self.run_alike = TensorStep(self._steps, tensors, arrays).run
+        """What a step on torch tensors does at first: see `TensorStep.run`."""
 
     def _check(self, arrays: tuple[Array, ...]) -> Any:
         """Return the problem of a call after all checks of the contract."""
@@ -98,7 +104,11 @@ class RecurrentStep:
             ContractError: A shape, dtype or layout other than at the start.
             UnsupportedError: A torch tensor that requires grad, or is not on the CPU.
         """
-        if self._takes_tensors:
+        if self.run_alike is not None:
+            if not records_gradients(q, k, v, g, beta, state):
+                result: Array | None = self.run_alike(q, k, v, g, beta, state)
+                if result is not None:
+                    return result
             q, k, v, g, beta, state = as_arrays("RecurrentStep", q=q, k=k, v=v, g=g, beta=beta, state=state)
         arrays = (q, k, v, g, beta, state)
         for array, (shape, dtype) in zip(arrays, self._expected, strict=False):
@@ -108,7 +118,7 @@ class RecurrentStep:
             self._check(arrays)
         out = memory.result(v.shape, q.dtype)
         self._steps.run(arrays, out)
-        return as_tensor(out) if self._takes_tensors else out
+        return out if self.run_alike is None else as_tensor(out)
 
     def _refuse(self, arrays: tuple[Array, ...]) -> None:
         """Raise for arrays that are not like those that the step was prepared for."""

@@ -2,17 +2,17 @@
 
 import time
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numba
 
 from cgdr_numba.core.cache import cache_folder
+from cgdr_numba.core.entry import Entry
 from cgdr_numba.core.faithful.pool_worker import walk_cores
 from cgdr_numba.core.faithful.worker import walk_bins
 from cgdr_numba.core.fast.channel_worker import walk_channels
 from cgdr_numba.core.fast.chunk_worker import walk_chunks
 from cgdr_numba.core.fast.pool_worker import walk_pool
-from cgdr_numba.core.jit import Entry
 from cgdr_numba.parity.calls import AnyPlan, Array, RecordedCall
 from cgdr_numba.parity.metrics import Comparison, bound_of
 from cgdr_numba.parity.operators import CHUNK_OPERATOR, RECURRENT_OPERATOR
@@ -23,7 +23,7 @@ from cgdr_numba.sched.device import DeviceSpec
 class Worker(NamedTuple):
     """What runs an operator's calls on a backend, and how its compiled code is named on disk."""
 
-    entry: Entry
+    entry: Entry[Any]
     kept_as: str
     """Pattern of the file of the kernel of a bin, which is nearly all that compiling takes time for."""
 

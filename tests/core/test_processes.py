@@ -23,23 +23,22 @@ def needs(name: str) -> pytest.MarkDecorator:
 def test_t112_code_kept_under_eight_threads_serves_other_numbers(tmp_path: Path) -> None:
     entry = """
 import sys
+from typing import Any, NamedTuple
 import numba, numpy as np
-from numba.core import types
-from cgdr_numba.core.jit import Entry, call_at
+from cgdr_numba.core.entry import INTEGERS, Entry
 
 
-def run_bin(b, x):
-    x[b] = 3 * b
+class Arguments(NamedTuple):
+    x: Any
 
 
-def walk(address, n_bins, x):
-    for b in numba.prange(n_bins):
-        call_at(address, np.int64(b), (x,))
+def run_bin(b, a):
+    a.x[b] = 3 * b
 
 
-entry = Entry(run_bin, walk, lambda: (types.Array(types.int64, 1, "C"),))
+entry = Entry(run_bin, lambda: Arguments(INTEGERS))
 x = np.zeros(40, np.int64)
-entry(40, x)
+entry(40, Arguments(x))
 print(np.array_equal(x, 3 * np.arange(40)), entry.loaded, numba.config.NUMBA_NUM_THREADS)
 """
     folder = {"CGDR_NUMBA_CACHE_DIR": str(tmp_path)}

@@ -10,7 +10,7 @@ from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import BF16, BF16_MAX, F32_MAX, FP16, HALF_MAX, KINDS, as_words, round_to, single
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.ub import Kinds
-from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
+from cgdr_numba.core.faithful.worker import Arguments, Call, walk_bins, walk_bins_optioned
 from cgdr_numba.core.l2norm import l2norm
 from cgdr_numba.core.served import run_bins
 
@@ -48,21 +48,22 @@ def run(
     Writes out [B, T, Hv, Dv] and the final states [N, Hv, Dv, Dk] of sequences that have tokens.
     """
     problem = normalised(problem)
-    inputs = (problem.q, problem.k, problem.v, problem.g, problem.beta, problem.state)
     kinds = Kinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, problem.state, final_state)))
-    scratch = memory.allocate(plan.n_bins, plan.tiling.ledger.total_bytes, plan.workspace_shape())
-    arguments = (
-        *(as_words(x) for x in inputs),
-        *problem.sequences,
+    arenas, workspace = memory.allocate(plan.n_bins, plan.tiling.ledger.total_bytes, plan.workspace_shape())
+    call = Call(plan.schedule(), plan.tiling.ledger.layout(), problem.dims, kinds, single(problem.scale), arith)
+    arguments = Arguments(
+        as_words(problem.q),
+        as_words(problem.k),
+        as_words(problem.v),
+        as_words(problem.g),
+        as_words(problem.beta),
+        as_words(problem.state),
+        problem.sequences,
         plan.items,
         plan.bin_ptr,
-        plan.schedule(),
-        plan.tiling.ledger.layout(),
-        problem.dims,
-        kinds,
-        arith,
-        single(problem.scale),
-        *scratch,
+        call,
+        arenas,
+        workspace,
         as_words(out),
         as_words(final_state),
     )

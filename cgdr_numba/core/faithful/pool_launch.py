@@ -9,7 +9,7 @@ from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.pool_ub import PoolKinds
-from cgdr_numba.core.faithful.pool_worker import walk_cores, walk_cores_optioned
+from cgdr_numba.core.faithful.pool_worker import PoolArguments, PoolCall, walk_cores, walk_cores_optioned
 from cgdr_numba.core.served import run_bins
 
 if TYPE_CHECKING:
@@ -29,22 +29,21 @@ def run(problem: "PoolProblem", plan: "PoolPlan", arith: Arith | None, threads: 
         gk = _NO_GATES
     elif gk.ndim == 2:
         gk = gk[..., np.newaxis]
-    inputs = (problem.q, problem.k, problem.v, problem.g, gk, problem.beta)
     kinds = PoolKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, gk, problem.beta, problem.pool)))
-    arguments = (
-        *(as_words(x) for x in inputs),
-        problem.sequences.start,
-        problem.sequences.length,
+    call = PoolCall(plan.schedule(), plan.ledger.layout(), problem.dims, kinds, single(problem.scale), arith)
+    arguments = PoolArguments(
+        as_words(problem.q),
+        as_words(problem.k),
+        as_words(problem.v),
+        as_words(problem.g),
+        as_words(gk),
+        as_words(problem.beta),
+        problem.sequences,
         problem.read_slot,
         problem.write_slot,
         plan.work.items,
         plan.work.ptr,
-        plan.schedule(),
-        plan.ledger.layout(),
-        problem.dims,
-        kinds,
-        arith,
-        single(problem.scale),
+        call,
         memory.scratch(plan.block_dim, plan.ledger.total_bytes),
         as_words(out),
         as_words(problem.pool),

@@ -1,6 +1,6 @@
 """Order only: cores in parallel, on a core its (sequence, value head) items, their V tiles, the tokens of a tile."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -8,37 +8,17 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.entry import ARENAS, INTEGERS, ITEMS, SEQUENCES, Entry, caller_array
 from cgdr_numba.core.faithful import pool_phases as phases
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.pool_ub import PoolKinds, PoolSlices, PoolTile, take_pool_slices
 from cgdr_numba.core.faithful.ub import F32Array, Words
 from cgdr_numba.core.faithful.wide_dot import DOT_COLUMNS
-from cgdr_numba.core.jit import Entry, call_at, kernel
-from cgdr_numba.core.ragged import value_to_key_head
+from cgdr_numba.core.jit import kernel
+from cgdr_numba.core.ragged import Sequences, value_to_key_head
 from cgdr_numba.core.schedule import PoolLayout, PoolSchedule
 
 _value_to_key_head = kernel(value_to_key_head)
-
-
-class PoolOperands(NamedTuple):
-    """Global memory as words: inputs read-only, out and the pool writable."""
-
-    q: Words
-    """[T, Hk, Dk, w]"""
-    k: Words
-    """[T, Hk, Dk, w]"""
-    v: Words
-    """[T, Hv, Dv, w]"""
-    g: Words
-    """[T, Hv, w]"""
-    gk: Words
-    """[T, Hv, Dk, w] where gk is a vector, [T, Hv, 1, w] where it is scalar."""
-    beta: Words
-    """[T, Hv, w]"""
-    out: Words
-    """[T, Hv, Dv, w]"""
-    pool: Words
-    """[slots, Hv, Dv, Dk, w]"""
 
 
 class PoolCall(NamedTuple):
@@ -52,6 +32,39 @@ class PoolCall(NamedTuple):
     arith: Arith | None
 
 
+class PoolArguments(NamedTuple):
+    """What a call gives: global memory as words, inputs read-only, out and the pool writable, and its plan."""
+
+    q: Words
+    """[T, Hk, Dk, w]"""
+    k: Words
+    """[T, Hk, Dk, w]"""
+    v: Words
+    """[T, Hv, Dv, w]"""
+    g: Words
+    """[T, Hv, w]"""
+    gk: Words
+    """[T, Hv, Dk, w] where gk is a vector, [T, Hv, 1, w] where it is scalar."""
+    beta: Words
+    """[T, Hv, w]"""
+    sequences: Sequences
+    read_slot: NDArray[np.int64]
+    """[N]; the state that a sequence begins with."""
+    write_slot: NDArray[np.int64]
+    """[T]; where the state after a token goes."""
+    items: NDArray[np.int64]
+    """[n, 2]; (sequence, value head)"""
+    ptr: NDArray[np.int64]
+    """[cores + 1]; where the items of a core begin."""
+    call: PoolCall
+    arenas: F32Array
+    """[cores, floats]"""
+    out: Words
+    """[T, Hv, Dv, w]"""
+    pool: Words
+    """[slots, Hv, Dv, Dk, w]"""
+
+
 class HeadPlace(NamedTuple):
     """One value head of a sequence: its tokens [begin, end) and the slot that its state comes from."""
 
@@ -62,7 +75,7 @@ class HeadPlace(NamedTuple):
 
 
 @kernel
-def load_sequence(x: PoolOperands, begin: int, end: int, call: PoolCall, ub: PoolSlices) -> None:
+def load_sequence(x: PoolArguments, begin: int, end: int, call: PoolCall, ub: PoolSlices) -> None:
     """What a core loads at its first head of a sequence, for all heads: beta, e^g and a scalar e^gk."""
     phases.load_head_values(x.beta[begin:end], call.kinds.beta, ub.beta)
     if call.plan.has_g:
@@ -72,7 +85,7 @@ def load_sequence(x: PoolOperands, begin: int, end: int, call: PoolCall, ub: Poo
 
 
 @kernel
-def load_head(x: PoolOperands, at: HeadPlace, call: PoolCall, ub: PoolSlices) -> None:
+def load_head(x: PoolArguments, at: HeadPlace, call: PoolCall, ub: PoolSlices) -> None:
     """What a core loads once a head: q, k and v of all tokens, and a vector e^gk."""
     kinds, key_head = call.kinds, _value_to_key_head(at.head, call.dims)
     phases.load_rows(x.q[at.begin : at.end, key_head], kinds.qkv, ub.q)
@@ -101,9 +114,7 @@ def compute_token(i: int, at: HeadPlace, tile: PoolTile, call: PoolCall, ub: Poo
 
 
 @kernel
-def run_tokens(
-    x: PoolOperands, write_slot: NDArray[np.int64], at: HeadPlace, tile: PoolTile, call: PoolCall, ub: PoolSlices
-) -> None:
+def run_tokens(x: PoolArguments, at: HeadPlace, tile: PoolTile, call: PoolCall, ub: PoolSlices) -> None:
     """All tokens of one V tile; outputs and states leave through queues.
 
     A queue of depth 1 is copied out after every token; one of depth 2 when the next token stands, and once more at the
@@ -116,7 +127,7 @@ def run_tokens(
         if i < n_tokens:
             t = at.begin + i
             compute_token(i, at, tile, call, ub)
-            out_rows, pool_rows = x.out[t, at.head, rows], x.pool[write_slot[t], at.head, rows]
+            out_rows, pool_rows = x.out[t, at.head, rows], x.pool[x.write_slot[t], at.head, rows]
             phases.queue_attn(ub.attn, kinds.qkv, call.arith, ub.attn_out[i % plan.attn_depth], out_rows)
             phases.queue_state(ub.state, kinds.pool, align_k, call.arith, ub.state_out[i % plan.state_depth], pool_rows)
         done = i - (plan.attn_depth - 1)
@@ -124,7 +135,7 @@ def run_tokens(
             phases.copy_attn(ub.attn_out[done % plan.attn_depth], kinds.qkv, x.out[at.begin + done, at.head, rows])
         done = i - (plan.state_depth - 1)
         if 0 <= done < n_tokens:
-            slot = write_slot[at.begin + done]
+            slot = x.write_slot[at.begin + done]
             phases.copy_state(ub.state_out[done % plan.state_depth], kinds.pool, align_k, x.pool[slot, at.head, rows])
 
 
@@ -137,7 +148,7 @@ def tile_rows(t: int, plan: PoolSchedule, dv: int) -> PoolTile:
 
 
 @kernel
-def run_head(x: PoolOperands, write_slot: NDArray[np.int64], at: HeadPlace, call: PoolCall, ub: PoolSlices) -> None:
+def run_head(x: PoolArguments, at: HeadPlace, call: PoolCall, ub: PoolSlices) -> None:
     """The machine of `sched.pool_machine` over a head's V tiles: states come in one tile ahead of the tokens."""
     plan, align_k, kind = call.plan, call.layout.align_k, call.kinds.pool
     states = x.pool[at.read_slot, at.head]
@@ -150,123 +161,51 @@ def run_head(x: PoolOperands, write_slot: NDArray[np.int64], at: HeadPlace, call
         if t + 1 < plan.n_v_tiles:
             ahead = tile_rows(t + 1, plan, call.dims.dv)
             phases.prefetch_state(states[ahead.begin : ahead.end], kind, align_k, ub.state_queue)
-        run_tokens(x, write_slot, at, tile, call, ub)
+        run_tokens(x, at, tile, call, ub)
 
 
-def _run_core(
-    b: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    gk: Words,
-    beta: Words,
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    read_slot: NDArray[np.int64],
-    write_slot: NDArray[np.int64],
-    items: NDArray[np.int64],
-    ptr: NDArray[np.int64],
-    plan: PoolSchedule,
-    layout: PoolLayout,
-    dims: Dims,
-    kinds: PoolKinds,
-    arith: Arith | None,
-    scale: np.float32,
-    arenas: F32Array,
-    out: Words,
-    pool: Words,
-) -> None:
-    """All items (sequence, value head) of core b, one after another, in one arena."""
-    operands = PoolOperands(q, k, v, g, gk, beta, out, pool)
-    call = PoolCall(plan, layout, dims, kinds, scale, arith)
-    ub = take_pool_slices(arenas[b], layout, plan, dims)
+def _run_core(b: int, a: PoolArguments) -> None:
+    """All items of core b, one after another, in one arena."""
+    call, sequences = a.call, a.sequences
+    ub = take_pool_slices(a.arenas[b], call.layout, call.plan, call.dims)
     loaded = -1
-    for i in range(ptr[b], ptr[b + 1]):
-        n = items[i, 0]
-        begin, end = start[n], start[n] + length[n]
+    for i in range(a.ptr[b], a.ptr[b + 1]):
+        n = a.items[i, 0]
+        begin = sequences.start[n]
+        end = begin + sequences.length[n]
         if n != loaded:
-            load_sequence(operands, begin, end, call, ub)
+            load_sequence(a, begin, end, call, ub)
             loaded = n
-        run_head(operands, write_slot, HeadPlace(begin, end, items[i, 1], read_slot[n]), call, ub)
+        run_head(a, HeadPlace(begin, end, a.items[i, 1], a.read_slot[n]), call, ub)
 
 
-def _walk(
-    address: int,
-    n_cores: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    gk: Words,
-    beta: Words,
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    read_slot: NDArray[np.int64],
-    write_slot: NDArray[np.int64],
-    items: NDArray[np.int64],
-    ptr: NDArray[np.int64],
-    plan: PoolSchedule,
-    layout: PoolLayout,
-    dims: Dims,
-    kinds: PoolKinds,
-    arith: Arith | None,
-    scale: np.float32,
-    arenas: F32Array,
-    out: Words,
-    pool: Words,
-) -> None:
-    """Run cores in parallel; what they write is apart."""
-    for b in numba.prange(n_cores):
-        arguments = (
-            q,
-            k,
-            v,
-            g,
-            gk,
-            beta,
-            start,
-            length,
-            read_slot,
-            write_slot,
-            items,
-            ptr,
-            plan,
-            layout,
-            dims,
-            kinds,
-            arith,
-            scale,
-            arenas,
-            out,
-            pool,
-        )
-        call_at(address, np.int64(b), arguments)
-
-
-def _argument_types(arith: Arith | None) -> tuple[Any, ...]:
-    """Return the types of the one signature: words of any strides and alignment, read-only for inputs."""
-
-    def words(n_axes: int, readonly: bool = True) -> Any:
-        return types.Array(types.uint16, n_axes, "A", readonly=readonly, aligned=False)
-
-    integers, pairs = types.Array(types.int64, 1, "C"), types.Array(types.int64, 2, "C")
+def _argument_types(arith: Arith | None) -> PoolArguments:
+    """Return the types of the one signature."""
+    q, gate = caller_array(types.uint16, 4), caller_array(types.uint16, 3)
+    out, pool = (caller_array(types.uint16, n_axes, readonly=False) for n_axes in (4, 5))
     schedule = PoolSchedule(1, 1, 1, 1, False, False, False)
-    tuples = (schedule, PoolLayout(*[1] * 14), Dims(*[1] * 6), PoolKinds(*[1] * 5), arith)
-    return (
-        *(words(n) for n in (4, 4, 4, 3, 4, 3)),
-        *([integers] * 4),
-        pairs,
-        integers,
-        *(numba.typeof(example) for example in tuples),
-        types.float32,
-        types.Array(types.float32, 2, "C"),
-        words(4, readonly=False),
-        words(5, readonly=False),
+    scalars = PoolCall(schedule, PoolLayout(*[1] * 14), Dims(*[1] * 6), PoolKinds(*[1] * 5), np.float32(1), arith)
+    values = (
+        q,
+        q,
+        q,
+        gate,
+        q,
+        gate,
+        SEQUENCES,
+        INTEGERS,
+        INTEGERS,
+        ITEMS,
+        INTEGERS,
+        numba.typeof(scalars),
+        ARENAS,
+        out,
+        pool,
     )
+    return PoolArguments._make(values)
 
 
-walk_cores = Entry(_run_core, _walk, lambda: _argument_types(None))
+walk_cores = Entry(_run_core, lambda: _argument_types(None))
 """The worker for the default arithmetic."""
-walk_cores_optioned = Entry(_run_core, _walk, lambda: _argument_types(Arith(False, False)))
+walk_cores_optioned = Entry(_run_core, lambda: _argument_types(Arith(False, False)))
 """The worker for saturating arithmetic, as its `arith` says."""

@@ -1,6 +1,6 @@
 """Order only: bins in parallel, and in a bin its items, their chunks, their V tiles, the phases."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -8,18 +8,30 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.entry import ARENAS, INTEGERS, ITEMS, SEQUENCES, Entry, caller_array
 from cgdr_numba.core.faithful import phases_k, phases_v
 from cgdr_numba.core.faithful.arith import Arith
 from cgdr_numba.core.faithful.ub import F32Array, Kinds, Slices, Tile, Words, take_slices
-from cgdr_numba.core.jit import Entry, call_at, kernel
+from cgdr_numba.core.jit import kernel
 from cgdr_numba.core.ragged import Sequences, value_to_key_head
 from cgdr_numba.core.schedule import ChunkSchedule, UbLayout
 
 _value_to_key_head = kernel(value_to_key_head)
 
 
-class Operands(NamedTuple):
-    """Global memory as words: inputs read-only, results writable."""
+class Call(NamedTuple):
+    """The scalars of a call."""
+
+    plan: ChunkSchedule
+    layout: UbLayout
+    dims: Dims
+    kinds: Kinds
+    scale: np.float32
+    arith: Arith | None
+
+
+class Arguments(NamedTuple):
+    """What a call gives: global memory as words, inputs read-only and results writable, and its plan."""
 
     q: Words
     """[B, T, Hk, Dk, w]"""
@@ -33,23 +45,20 @@ class Operands(NamedTuple):
     """[B, T, Hv, w]"""
     state: Words
     """[N, Hv, Dv, Dk, w]"""
+    sequences: Sequences
+    items: NDArray[np.int64]
+    """[n, 3]; (sequence, value head, V tile or -1 for all)."""
+    bin_ptr: NDArray[np.int64]
+    """[bins + 1]; where the items of a bin begin."""
+    call: Call
+    arenas: F32Array
+    """[bins, floats]"""
+    workspace: F32Array
+    """[N, Hv, Dk, ceil8(Dv)]; states between chunks."""
     out: Words
     """[B, T, Hv, Dv, w]"""
     final_state: Words
     """[N, Hv, Dv, Dk, w]"""
-    workspace: F32Array
-    """[N, Hv, Dk, ceil8(Dv)]"""
-
-
-class Call(NamedTuple):
-    """The scalars of a call."""
-
-    plan: ChunkSchedule
-    layout: UbLayout
-    dims: Dims
-    kinds: Kinds
-    scale: np.float32
-    arith: Arith | None
 
 
 class ChunkInput(NamedTuple):
@@ -137,8 +146,9 @@ def tile_at(t: int, plan: ChunkSchedule, dv: int) -> Tile:
 
 
 @kernel
-def run_item(item: NDArray[np.int64], sequences: Sequences, operands: Operands, call: Call, arena: F32Array) -> None:
+def run_item(item: NDArray[np.int64], a: Arguments, arena: F32Array) -> None:
     """All chunks of one (sequence, value head[, V tile]), in order, in one arena."""
+    call, sequences = a.call, a.sequences
     plan, dims = call.plan, call.dims
     ub = take_slices(arena, call.layout, dims.dk)
     n, head, only_tile = item[0], item[1], item[2]
@@ -149,17 +159,17 @@ def run_item(item: NDArray[np.int64], sequences: Sequences, operands: Operands, 
     for c in range(n_chunks):
         begin, end = start + c * plan.chunk, start + min(length, (c + 1) * plan.chunk)
         x = ChunkInput(
-            operands.q[row, begin:end, key_head],
-            operands.k[row, begin:end, key_head],
-            operands.v[row, begin:end, head],
-            operands.g[row, begin:end, head],
-            operands.beta[row, begin:end, head],
+            a.q[row, begin:end, key_head],
+            a.k[row, begin:end, key_head],
+            a.v[row, begin:end, head],
+            a.g[row, begin:end, head],
+            a.beta[row, begin:end, head],
         )
         place = Place(
-            operands.state[n, head],
-            operands.workspace[n, head] if n_chunks > 1 else operands.workspace[0, 0],
-            operands.out[row, begin:end, head],
-            operands.final_state[n, head],
+            a.state[n, head],
+            a.workspace[n, head] if n_chunks > 1 else a.workspace[0, 0],
+            a.out[row, begin:end, head],
+            a.final_state[n, head],
             c == 0,
             c == n_chunks - 1,
         )
@@ -168,120 +178,37 @@ def run_item(item: NDArray[np.int64], sequences: Sequences, operands: Operands, 
             run_v_tile(x, tile_at(t, plan, dims.dv), place, call, ub)
 
 
-def _run_bin(
-    b: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    state: Words,
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    plan: ChunkSchedule,
-    layout: UbLayout,
-    dims: Dims,
-    kinds: Kinds,
-    arith: Arith | None,
-    scale: np.float32,
-    arenas: F32Array,
-    workspace: F32Array,
-    out: Words,
-    final_state: Words,
-) -> None:
+def _run_bin(b: int, a: Arguments) -> None:
     """All items of bin b, one after another, in one arena."""
-    operands = Operands(q, k, v, g, beta, state, out, final_state, workspace)
-    call = Call(plan, layout, dims, kinds, scale, arith)
-    for i in range(bin_ptr[b], bin_ptr[b + 1]):
-        run_item(items[i], Sequences(row, start, length), operands, call, arenas[b])
+    for i in range(a.bin_ptr[b], a.bin_ptr[b + 1]):
+        run_item(a.items[i], a, a.arenas[b])
 
 
-def _walk(
-    address: int,
-    n_bins: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    state: Words,
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    plan: ChunkSchedule,
-    layout: UbLayout,
-    dims: Dims,
-    kinds: Kinds,
-    arith: Arith | None,
-    scale: np.float32,
-    arenas: F32Array,
-    workspace: F32Array,
-    out: Words,
-    final_state: Words,
-) -> None:
-    """Run bins in parallel; what they write is apart.
-
-    Flat arguments: numba converts arrays of other strides to the one compiled signature only outside of tuples, and
-    takes no tuple of tuples into a parallel loop.
-    """
-    for b in numba.prange(n_bins):
-        arguments = (
-            q,
-            k,
-            v,
-            g,
-            beta,
-            state,
-            row,
-            start,
-            length,
-            items,
-            bin_ptr,
-            plan,
-            layout,
-            dims,
-            kinds,
-            arith,
-            scale,
-            arenas,
-            workspace,
-            out,
-            final_state,
-        )
-        call_at(address, np.int64(b), arguments)
-
-
-def _argument_types(arith: Arith | None) -> tuple[Any, ...]:
-    """Return the types of the one signature: words of any strides and alignment, read-only for inputs."""
-
-    def words(n_axes: int, readonly: bool = True) -> Any:
-        return types.Array(types.uint16, n_axes, "A", readonly=readonly, aligned=False)
-
-    def floats(n_axes: int) -> Any:
-        return types.Array(types.float32, n_axes, "C")
-
-    integers, pairs = types.Array(types.int64, 1, "C"), types.Array(types.int64, 2, "C")
-    tuples = (ChunkSchedule(*[1] * 7), UbLayout(*[1] * 17), Dims(*[1] * 6), Kinds(*[1] * 5), arith)
-    return (
-        *(words(n) for n in (5, 5, 5, 4, 4, 5)),
-        *([integers] * 3),
-        pairs,
-        integers,
-        *(numba.typeof(example) for example in tuples),
-        types.float32,
-        floats(2),
-        floats(4),
-        words(5, readonly=False),
-        words(5, readonly=False),
+def _argument_types(arith: Arith | None) -> Arguments:
+    """Return the types of the one signature."""
+    q, gate, states = (caller_array(types.uint16, n_axes) for n_axes in (5, 4, 5))
+    scalars = Call(ChunkSchedule(*[1] * 7), UbLayout(*[1] * 17), Dims(*[1] * 6), Kinds(*[1] * 5), np.float32(1), arith)
+    result = caller_array(types.uint16, 5, readonly=False)
+    values = (
+        q,
+        q,
+        q,
+        gate,
+        gate,
+        states,
+        SEQUENCES,
+        ITEMS,
+        INTEGERS,
+        numba.typeof(scalars),
+        ARENAS,
+        types.Array(types.float32, 4, "C"),
+        result,
+        result,
     )
+    return Arguments._make(values)
 
 
-walk_bins = Entry(_run_bin, _walk, lambda: _argument_types(None))
+walk_bins = Entry(_run_bin, lambda: _argument_types(None))
 """The worker for the default arithmetic."""
-walk_bins_optioned = Entry(_run_bin, _walk, lambda: _argument_types(Arith(False, False)))
+walk_bins_optioned = Entry(_run_bin, lambda: _argument_types(Arith(False, False)))
 """The worker for fused or saturating arithmetic, as its `arith` says."""

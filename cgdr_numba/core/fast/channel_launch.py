@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import KINDS, as_words, single
-from cgdr_numba.core.fast.channel_worker import ChannelCuts, ChannelFlags, ChannelKinds, walk_channels
+from cgdr_numba.core.fast.channel_worker import ChannelArguments, ChannelCuts, ChannelFlags, ChannelKinds, walk_channels
 from cgdr_numba.core.fast.launch import as_floats, is_direct
 from cgdr_numba.core.served import run_bins
 
@@ -76,16 +76,22 @@ def launch_channels(
     # What is not given is never read.
     gk = inputs.k if inputs.gk is None else inputs.gk
     gv = inputs.v if inputs.gv is None else inputs.gv
-    arrays = (inputs.q, inputs.k, inputs.v, inputs.g, gk, gv, inputs.beta, states.initial)
     typed = (inputs.q, inputs.g, gk, gv, inputs.beta, states.initial, states.final)
     tile = CACHED_TILE if sequences.length.max(initial=0) > FEW_TOKENS else plan.width
     takes_floats = not states.is_v_first and is_direct(states.initial) and is_direct(states.final)
-    arguments = (
-        *(as_words(x) for x in arrays),
+    arguments = ChannelArguments(
+        as_words(inputs.q),
+        as_words(inputs.k),
+        as_words(inputs.v),
+        as_words(inputs.g),
+        as_words(gk),
+        as_words(gv),
+        as_words(inputs.beta),
+        as_words(states.initial),
         as_floats(states.initial, takes_floats),
         states.read_slot,
         states.write_slot,
-        *sequences,
+        sequences,
         plan.items,
         plan.bin_ptr,
         dims,

@@ -8,6 +8,7 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import CHUNK, Dims
+from cgdr_numba.core.entry import ARENAS, INTEGERS, ITEMS, SEQUENCES, Entry, caller_array
 from cgdr_numba.core.fast.channel_step import (
     ONE,
     ChannelRows,
@@ -18,7 +19,8 @@ from cgdr_numba.core.fast.channel_step import (
 )
 from cgdr_numba.core.fast.phases_v import load_state, store_state
 from cgdr_numba.core.fast.step import load_tokens
-from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
+from cgdr_numba.core.jit import spliced_kernel
+from cgdr_numba.core.ragged import Sequences
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -136,157 +138,116 @@ def run_block(at: Any, heads: Any, x: ChannelOperands, call: Any, tile: int, row
             )
 
 
-def _run_bin(
-    b: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    gk: Words,
-    gv: Words,
-    beta: Words,
-    state: Words,
-    floats: F32Array,
-    read_slot: NDArray[np.int64],
-    write_slot: NDArray[np.int64],
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: ChannelKinds,
-    flags: ChannelFlags,
-    cuts: ChannelCuts,
-    scale: np.float32,
-    arenas: F32Array,
-    out: Words,
-    final_state: Words,
-    final_floats: F32Array,
-) -> None:
-    """All items [n, 3] (sequence, key head, part) of bin b, one after another, in one arena.
+class ChannelArguments(NamedTuple):
+    """What a call gives."""
 
-    A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
-    and final_state are [slots, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first; floats and
-    final_floats are the same where states are direct. A sequence begins with the state in its read_slot [N]; the state
-    after a token goes to its write_slot [B, T], or the next token's where that is the same. gk and gv are
-    [B, T, Hv, D, w]; what is not given has any elements.
-    """
-    n_together, width, tile = cuts
-    n_shared, n_tiles = dims.hv // dims.hk, (dims.dv + width - 1) // width
-    rows = take_channel_rows(arenas[b], dims.dk, width, n_together)
+    q: Words
+    """[B, T, Hk, Dk, w]"""
+    k: Words
+    v: Words
+    """[B, T, Hv, Dv, w]"""
+    g: Words
+    """[B, T, Hv, w]"""
+    gk: Words
+    """[B, T, Hv, Dk, w]; like gv, any elements where none are given."""
+    gv: Words
+    """[B, T, Hv, Dv, w]"""
+    beta: Words
+    state: Words
+    """[slots, Hv, D1, D2, w]; D1 and D2 are Dk, Dv, or Dv, Dk where is_v_first."""
+    floats: F32Array
+    """The same where states are direct."""
+    read_slot: NDArray[np.int64]
+    """[N]; the state that a sequence begins with."""
+    write_slot: NDArray[np.int64]
+    """[B, T]; where the state after a token goes, unless the next token's is the same."""
+    sequences: Sequences
+    items: NDArray[np.int64]
+    """[n, 3]; (sequence, key head, part). A part is a V tile of `width` columns of n_together of the key head's value
+    heads; V tiles go fastest."""
+    bin_ptr: NDArray[np.int64]
+    """[bins + 1]"""
+    dims: Dims
+    kinds: ChannelKinds
+    flags: ChannelFlags
+    cuts: ChannelCuts
+    scale: np.float32
+    arenas: F32Array
+    """[bins, floats]"""
+    out: Words
+    """[B, T, Hv, Dv, w]"""
+    final_state: Words
+    """[slots, Hv, D1, D2, w]"""
+    final_floats: F32Array
+    """The same where states are direct."""
+
+
+def _run_bin(b: int, a: ChannelArguments) -> None:
+    """All items of bin b, one after another, in one arena."""
+    n_together, width, tile = a.cuts
+    n_shared, n_tiles = a.dims.hv // a.dims.hk, (a.dims.dv + width - 1) // width
+    rows = take_channel_rows(a.arenas[b], a.dims.dk, width, n_together)
     rows.decays[:] = ONE
-    call = (dims.dk, kinds, flags, scale)
-    token_kinds = (kinds.qkv, kinds.g, kinds.gv, kinds.beta)
-    form = (kinds.state, flags.is_v_first)
-    for i in range(bin_ptr[b], bin_ptr[b + 1]):
-        n, key_head, group, c0 = items[i, 0], items[i, 1], items[i, 2] // n_tiles, items[i, 2] % n_tiles * width
-        c1, first_head = min(c0 + width, dims.dv), key_head * n_shared + group * n_together
+    call = (a.dims.dk, a.kinds, a.flags, a.scale)
+    token_kinds = (a.kinds.qkv, a.kinds.g, a.kinds.gv, a.kinds.beta)
+    form = (a.kinds.state, a.flags.is_v_first)
+    for i in range(a.bin_ptr[b], a.bin_ptr[b + 1]):
+        n, key_head, group, c0 = a.items[i, 0], a.items[i, 1], a.items[i, 2] // n_tiles, a.items[i, 2] % n_tiles * width
+        c1, first_head = min(c0 + width, a.dims.dv), key_head * n_shared + group * n_together
         end_head = min(first_head + n_together, (key_head + 1) * n_shared)
         tokens = ChannelTokens(
-            v[:, :, :, c0:c1],
-            g,
-            gv[:, :, :, c0:c1],
-            beta,
-            out[:, :, :, c0:c1],
+            a.v[:, :, :, c0:c1],
+            a.g,
+            a.gv[:, :, :, c0:c1],
+            a.beta,
+            a.out[:, :, :, c0:c1],
             token_kinds,
-            (flags.has_g, flags.has_gv),
+            (a.flags.has_g, a.flags.has_gv),
         )
-        initial, final = floats[read_slot[n], :, :, c0:c1], final_floats[:, :, :, c0:c1]
-        operands = ChannelOperands(q, k, gk, tokens, initial, write_slot[row[n]], final_state, final)
-        for head in range(first_head, first_head if flags.is_direct else end_head):
-            load_state(state[read_slot[n], head], form, (c0, c1), rows.states[head - first_head], rows.turn)
-        stop = start[n] + length[n]
-        for begin in range(start[n], stop, CHUNK):
-            at = (row[n], begin, min(begin + CHUNK, stop), start[n], stop, c0)
+        initial, final = a.floats[a.read_slot[n], :, :, c0:c1], a.final_floats[:, :, :, c0:c1]
+        row, start = a.sequences.row[n], a.sequences.start[n]
+        operands = ChannelOperands(a.q, a.k, a.gk, tokens, initial, a.write_slot[row], a.final_state, final)
+        for head in range(first_head, first_head if a.flags.is_direct else end_head):
+            load_state(a.state[a.read_slot[n], head], form, (c0, c1), rows.states[head - first_head], rows.turn)
+        stop = start + a.sequences.length[n]
+        for begin in range(start, stop, CHUNK):
+            at = (row, begin, min(begin + CHUNK, stop), start, stop, c0)
             run_block(at, (key_head, first_head, end_head), operands, call, tile, rows)
 
 
-def _walk(
-    address: int,
-    n_bins: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    gk: Words,
-    gv: Words,
-    beta: Words,
-    state: Words,
-    floats: F32Array,
-    read_slot: NDArray[np.int64],
-    write_slot: NDArray[np.int64],
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: ChannelKinds,
-    flags: ChannelFlags,
-    cuts: ChannelCuts,
-    scale: np.float32,
-    arenas: F32Array,
-    out: Words,
-    final_state: Words,
-    final_floats: F32Array,
-) -> None:
-    """Run bins in parallel; what they write is apart."""
-    for b in numba.prange(n_bins):
-        arguments = (
-            q,
-            k,
-            v,
-            g,
-            gk,
-            gv,
-            beta,
-            state,
-            floats,
-            read_slot,
-            write_slot,
-            row,
-            start,
-            length,
-            items,
-            bin_ptr,
-            dims,
-            kinds,
-            flags,
-            cuts,
-            scale,
-            arenas,
-            out,
-            final_state,
-            final_floats,
-        )
-        call_at(address, np.int64(b), arguments)
-
-
-def _argument_types() -> tuple[Any, ...]:
-    """Return the types of the one signature: any strides and alignment, read-only for inputs."""
-
-    def any_array(dtype: Any, n_axes: int, readonly: bool = True) -> Any:
-        return types.Array(dtype, n_axes, "A", readonly=readonly, aligned=False)
-
-    word, integers = types.uint16, types.Array(types.int64, 1, "C")
-    tuples = (Dims(*[1] * 6), ChannelKinds(*[1] * 7), ChannelFlags(*[False] * 6), ChannelCuts(*[1] * 3))
-    return (
-        *(any_array(word, n) for n in (5, 5, 5, 4, 5, 5, 4, 5)),
-        any_array(types.float32, 4),
-        integers,
-        any_array(types.int64, 2),
-        *([integers] * 3),
-        types.Array(types.int64, 2, "C"),
-        integers,
-        *(numba.typeof(example) for example in tuples),
+def _argument_types() -> ChannelArguments:
+    """Return the types of the one signature."""
+    dims, kinds = numba.typeof(Dims(*[1] * 6)), numba.typeof(ChannelKinds(*[1] * 7))
+    flags, cuts = numba.typeof(ChannelFlags(*[False] * 6)), numba.typeof(ChannelCuts(*[1] * 3))
+    q, gate = caller_array(types.uint16, 5), caller_array(types.uint16, 4)
+    result = caller_array(types.uint16, 5, readonly=False)
+    values = (
+        q,
+        q,
+        q,
+        gate,
+        q,
+        q,
+        gate,
+        q,
+        caller_array(types.float32, 4),
+        INTEGERS,
+        caller_array(types.int64, 2),
+        SEQUENCES,
+        ITEMS,
+        INTEGERS,
+        dims,
+        kinds,
+        flags,
+        cuts,
         types.float32,
-        types.Array(types.float32, 2, "C"),
-        any_array(word, 5, readonly=False),
-        any_array(word, 5, readonly=False),
-        any_array(types.float32, 4, readonly=False),
+        ARENAS,
+        result,
+        result,
+        caller_array(types.float32, 4, readonly=False),
     )
+    return ChannelArguments._make(values)
 
 
-walk_channels = Entry(_run_bin, _walk, _argument_types)
+walk_channels = Entry(_run_bin, _argument_types)
 """The compiled worker."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import FAST_CHUNK as C
 from cgdr_numba.core.dims import Dims
+from cgdr_numba.core.entry import ARENAS, INTEGERS, ITEMS, SEQUENCES, Entry, caller_array
 from cgdr_numba.core.fast.blocks import largest
 from cgdr_numba.core.fast.chunk_arena import ChunkRows, take_chunk_rows
 from cgdr_numba.core.fast.decay import decay_scores, load_gates
@@ -16,7 +17,8 @@ from cgdr_numba.core.fast.phases_k import compute_raw_scores, load_pair
 from cgdr_numba.core.fast.phases_v import FAR, finish_columns, load_state, run_head, store_state
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key
 from cgdr_numba.core.fast.stream import finish_streams
-from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
+from cgdr_numba.core.jit import spliced_kernel
+from cgdr_numba.core.ragged import Sequences
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -130,136 +132,109 @@ def run_chunk(at: Any, s: ChunkOperands, call: Call, rows: ChunkRows) -> None:
             bounds[:] = np.inf
 
 
-def _run_bin(
-    b: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    state: Words,
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: ChunkKinds,
-    normalise: bool,
-    is_streamed: bool,
-    is_v_first: bool,
-    scale: np.float32,
-    width: int,
-    n_together: int,
-    arenas: F32Array,
-    out: Words,
-    final_state: Words,
-) -> None:
-    """All items [n, 3] (sequence, key head, part) of bin b, one after another, in one arena.
+class ChunkArguments(NamedTuple):
+    """What a call gives."""
 
-    A part is a V tile of `width` columns of n_together of the key head's value heads; V tiles go fastest. state
-    and final_state are [N, Hv, D1, D2, w], D1 and D2 being Dk, Dv, or Dv, Dk where is_v_first.
-    """
-    call = Call(dims, kinds, (normalise, scale), is_streamed, is_v_first)
-    n_shared, n_tiles = dims.hv // dims.hk, (dims.dv + width - 1) // width
-    rows = take_chunk_rows(arenas[b], (dims.dk, dims.dv), width, n_together)
-    for i in range(bin_ptr[b], bin_ptr[b + 1]):
-        n, key_head, group, c0 = items[i, 0], items[i, 1], items[i, 2] // n_tiles, items[i, 2] % n_tiles * width
-        c1, first_head = min(c0 + width, dims.dv), key_head * n_shared + group * n_together
-        end_head = min(first_head + n_together, (key_head + 1) * n_shared)
-        operands = ChunkOperands(q, k, v[:, :, :, c0:c1], g, beta, out[:, :, :, c0:c1])
-        form, final_form = (kinds.state, is_v_first), (kinds.final_state, is_v_first)
+    q: Words
+    """[B, T, Hk, Dk, w]"""
+    k: Words
+    v: Words
+    """[B, T, Hv, Dv, w]"""
+    g: Words
+    """[B, T, Hv, w]"""
+    beta: Words
+    state: Words
+    """[N, Hv, D1, D2, w]; D1 and D2 are Dk, Dv, or Dv, Dk where is_v_first."""
+    sequences: Sequences
+    items: NDArray[np.int64]
+    """[n, 3]; (sequence, key head, part). A part is a V tile of `width` columns of n_together of the key head's value
+    heads; V tiles go fastest."""
+    bin_ptr: NDArray[np.int64]
+    """[bins + 1]"""
+    dims: Dims
+    kinds: ChunkKinds
+    normalise: bool
+    is_streamed: bool
+    is_v_first: bool
+    scale: np.float32
+    width: int
+    n_together: int
+    arenas: F32Array
+    """[bins, floats]"""
+    out: Words
+    """[B, T, Hv, Dv, w]"""
+    final_state: Words
+    """[N, Hv, D1, D2, w]"""
+
+
+def _run_bin(b: int, a: ChunkArguments) -> None:
+    """All items of bin b, one after another, in one arena."""
+    call = Call(a.dims, a.kinds, (a.normalise, a.scale), a.is_streamed, a.is_v_first)
+    n_shared, n_tiles = a.dims.hv // a.dims.hk, (a.dims.dv + a.width - 1) // a.width
+    rows = take_chunk_rows(a.arenas[b], (a.dims.dk, a.dims.dv), a.width, a.n_together)
+    for i in range(a.bin_ptr[b], a.bin_ptr[b + 1]):
+        n, key_head, group, c0 = (
+            a.items[i, 0],
+            a.items[i, 1],
+            a.items[i, 2] // n_tiles,
+            a.items[i, 2] % n_tiles * a.width,
+        )
+        c1, first_head = min(c0 + a.width, a.dims.dv), key_head * n_shared + group * a.n_together
+        end_head = min(first_head + a.n_together, (key_head + 1) * n_shared)
+        operands = ChunkOperands(a.q, a.k, a.v[:, :, :, c0:c1], a.g, a.beta, a.out[:, :, :, c0:c1])
+        form, final_form = (a.kinds.state, a.is_v_first), (a.kinds.final_state, a.is_v_first)
         for head in range(first_head, end_head):
-            load_state(state[n, head], form, (c0, c1), rows.states[head - first_head], rows.head.turn)
+            load_state(a.state[n, head], form, (c0, c1), rows.states[head - first_head], rows.head.turn)
             rows.bounds[head - first_head, :] = np.inf
-        stop = start[n] + length[n]
-        for begin in range(start[n], stop, C):
-            at = (row[n], begin, min(begin + C, stop), min(begin + 2 * C, stop), key_head, first_head, end_head)
+        row, start = a.sequences.row[n], a.sequences.start[n]
+        stop = start + a.sequences.length[n]
+        for begin in range(start, stop, C):
+            at = (
+                row,
+                begin,
+                min(begin + C, stop),
+                min(begin + 2 * C, stop),
+                key_head,
+                first_head,
+                end_head,
+            )
             run_chunk(at, operands, call, rows)
         for head in range(first_head, end_head):
-            words = final_state[n, head]
+            words = a.final_state[n, head]
             store_state(rows.states[head - first_head], final_form, (c0, c1), words, rows.head.turn)
-    if is_streamed:
+    if a.is_streamed:
         finish_streams()
 
 
-def _walk(
-    address: int,
-    n_bins: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    state: Words,
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: ChunkKinds,
-    normalise: bool,
-    is_streamed: bool,
-    is_v_first: bool,
-    scale: np.float32,
-    width: int,
-    n_together: int,
-    arenas: F32Array,
-    out: Words,
-    final_state: Words,
-) -> None:
-    """Run bins in parallel; what they write is apart."""
-    for b in numba.prange(n_bins):
-        arguments = (
-            q,
-            k,
-            v,
-            g,
-            beta,
-            state,
-            row,
-            start,
-            length,
-            items,
-            bin_ptr,
-            dims,
-            kinds,
-            normalise,
-            is_streamed,
-            is_v_first,
-            scale,
-            width,
-            n_together,
-            arenas,
-            out,
-            final_state,
-        )
-        call_at(address, np.int64(b), arguments)
-
-
-def _argument_types() -> tuple[Any, ...]:
-    """Return the types of the one signature: any strides and alignment, read-only for inputs."""
-
-    def any_array(dtype: Any, n_axes: int, readonly: bool = True) -> Any:
-        return types.Array(dtype, n_axes, "A", readonly=readonly, aligned=False)
-
-    word, integers = types.uint16, types.Array(types.int64, 1, "C")
-    return (
-        *(any_array(word, n) for n in (5, 5, 5, 4, 4, 5)),
-        *([integers] * 3),
-        types.Array(types.int64, 2, "C"),
-        integers,
-        *(numba.typeof(example) for example in (Dims(*[1] * 6), ChunkKinds(*[1] * 5))),
-        *([types.boolean] * 3),
+def _argument_types() -> ChunkArguments:
+    """Return the types of the one signature."""
+    dims, kinds = numba.typeof(Dims(*[1] * 6)), numba.typeof(ChunkKinds(*[1] * 5))
+    q, gate = caller_array(types.uint16, 5), caller_array(types.uint16, 4)
+    result = caller_array(types.uint16, 5, readonly=False)
+    values = (
+        q,
+        q,
+        q,
+        gate,
+        gate,
+        q,
+        SEQUENCES,
+        ITEMS,
+        INTEGERS,
+        dims,
+        kinds,
+        types.boolean,
+        types.boolean,
+        types.boolean,
         types.float32,
         types.int64,
         types.int64,
-        types.Array(types.float32, 2, "C"),
-        any_array(word, 5, readonly=False),
-        any_array(word, 5, readonly=False),
+        ARENAS,
+        result,
+        result,
     )
+    return ChunkArguments._make(values)
 
 
-walk_chunks = Entry(_run_bin, _walk, _argument_types)
+walk_chunks = Entry(_run_bin, _argument_types)
 """The compiled worker."""

@@ -1,5 +1,6 @@
 """The fast backend: a problem and its work items to one launch of a worker."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -7,10 +8,10 @@ from numpy.typing import NDArray
 
 from cgdr_numba.core import memory
 from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
-from cgdr_numba.core.fast.chunk_worker import FEW, ChunkKinds, walk_chunks
+from cgdr_numba.core.fast.chunk_worker import FEW, ChunkArguments, ChunkKinds, walk_chunks
 from cgdr_numba.core.fast.step import rows_bytes
-from cgdr_numba.core.fast.step_worker import StepFlags, StepKinds, walk_steps
-from cgdr_numba.core.served import run_bins
+from cgdr_numba.core.fast.step_worker import StepArguments, StepFlags, StepKinds, walk_steps
+from cgdr_numba.core.served import prepared_bins, run_bins
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
@@ -36,8 +37,9 @@ class PreparedSteps:
         kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, state)))
         flags = StepFlags(problem.normalise, problem.state_v_first, self._is_direct)
         self._fixed = (
-            *problem.sequences,
-            *plan,
+            problem.sequences,
+            plan.items,
+            plan.bin_ptr,
             problem.dims,
             kinds,
             flags,
@@ -55,6 +57,12 @@ class PreparedSteps:
         source = problem.given_state if self._is_direct else final_state
         self._launch((problem.q, problem.k, problem.v, problem.g, problem.beta), source, out, final_state)
 
+    def keep(self, arrays: tuple[NDArray[Any], ...], out: NDArray[Any]) -> Callable[[tuple[int, ...]], None] | None:
+        """Return what runs (q, k, v, g, beta, state, state, out) of these strides at addresses; None without JIT."""
+        q, k, v, g, beta, state = arrays
+        kept = walk_steps.keep(self._arguments((q, k, v, g, beta), state, out, state))
+        return None if kept is None else prepared_bins(kept, ("fast", "steps"), self._n_bins, self._threads)
+
     def _launch(
         self,
         inputs: tuple[NDArray[Any], ...],
@@ -63,9 +71,20 @@ class PreparedSteps:
         final_state: NDArray[Any],
     ) -> None:
         """Call the worker."""
-        words = [as_words(x) for x in inputs]
-        arguments = (*words, self._state_words, source, *self._fixed, as_words(out), final_state)
+        arguments = self._arguments(inputs, source, out, final_state)
         run_bins(walk_steps, ("fast", "steps"), self._n_bins, self._threads, arguments)
+
+    def _arguments(
+        self,
+        inputs: tuple[NDArray[Any], ...],
+        source: NDArray[Any],
+        out: NDArray[Any],
+        final_state: NDArray[Any],
+    ) -> StepArguments:
+        """Return what the worker takes."""
+        q, k, v, g, beta = inputs
+        words = (as_words(q), as_words(k), as_words(v), as_words(g), as_words(beta), self._state_words)
+        return StepArguments._make((*words, source, *self._fixed, as_words(out), final_state))
 
 
 def run_steps(
@@ -91,10 +110,14 @@ def run_chunks(
         # The token loop's bits are the same in the caller's states as in scratch that they are moved to.
         run_steps(problem, plan.steps, threads, out, final)
         return
-    arrays = (problem.q, problem.k, problem.v, problem.g, problem.beta, given)
-    arguments = (
-        *(as_words(x) for x in arrays),
-        *problem.sequences,
+    arguments = ChunkArguments(
+        as_words(problem.q),
+        as_words(problem.k),
+        as_words(problem.v),
+        as_words(problem.g),
+        as_words(problem.beta),
+        as_words(given),
+        problem.sequences,
         plan.items,
         plan.bin_ptr,
         problem.dims,

@@ -10,7 +10,7 @@ from cgdr_numba.core.dtypes import KINDS, as_words, single
 from cgdr_numba.core.fast.channel_launch import ChannelInputs, ChannelStates, launch_channels
 from cgdr_numba.core.fast.launch import as_floats, is_direct
 from cgdr_numba.core.fast.pool_step import pool_bytes
-from cgdr_numba.core.fast.pool_worker import PoolKinds, walk_pool
+from cgdr_numba.core.fast.pool_worker import PoolArguments, PoolKinds, walk_pool
 from cgdr_numba.core.served import run_bins
 
 if TYPE_CHECKING:
@@ -33,12 +33,17 @@ def run_pool(problem: "PoolProblem", plan: "StepPlan", threads: int | None, out:
     takes_floats = is_direct(pool) and (pool.flags.c_contiguous or all(stride % 4 == 0 for stride in pool.strides))
     tile = max(CACHED_FLOATS // dims.dk // BLOCK_ROWS, 1) * BLOCK_ROWS
     n_states = 0 if takes_floats else dims.hv // dims.hk
-    arguments = (
-        *(as_words(x) for x in (problem.q, problem.k, problem.v, gates, problem.beta)),
-        *problem.sequences[1:],
+    arguments = PoolArguments(
+        as_words(problem.q),
+        as_words(problem.k),
+        as_words(problem.v),
+        as_words(gates),
+        as_words(problem.beta),
+        problem.sequences,
         problem.read_slot,
         problem.write_slot,
-        *plan,
+        plan.items,
+        plan.bin_ptr,
         dims,
         PoolKinds(*(KINDS[x.dtype] for x in (problem.q, gates, problem.beta, pool))),
         takes_floats,

@@ -8,10 +8,12 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import CHUNK, Dims
+from cgdr_numba.core.entry import ARENAS, INTEGERS, ITEMS, SEQUENCES, Entry, caller_array
 from cgdr_numba.core.fast.convert import widen_rows
 from cgdr_numba.core.fast.pool_step import Pool, PoolRows, PoolTokens, run_rows, take_pool_rows
 from cgdr_numba.core.fast.step import load_tokens
-from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
+from cgdr_numba.core.jit import spliced_kernel
+from cgdr_numba.core.ragged import Sequences
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -57,123 +59,88 @@ def run_block(at: Any, heads: Any, keys: Any, x: PoolTokens, pool: Pool, rows: P
             run_rows(own, (begin, end - begin, head, r0, r1), (source, scratch), pool, rows.tokens)
 
 
-def _run_bin(
-    b: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    read_slot: NDArray[np.int64],
-    write_slot: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: PoolKinds,
-    is_direct: bool,
-    scale: np.float32,
-    tile: int,
-    arenas: F32Array,
-    out: Words,
-    words: Words,
-    floats: F32Array,
-) -> None:
-    """All items [n, 2] (sequence, key head) of bin b, one after another, in one arena.
+class PoolArguments(NamedTuple):
+    """What a call gives."""
 
-    Tensors are [T, H, D, w]; words and floats are the pool, which is float32 where it is direct. Sequence n begins
-    with the state in slot read_slot[n]; the state after token t goes to slot write_slot[t].
-    """
-    n_shared = dims.hv // dims.hk
-    rows = take_pool_rows(arenas[b], dims.dk, dims.dv, 0 if is_direct else n_shared)
-    tokens = PoolTokens(v, g, beta, out, (kinds.qkv, kinds.g, kinds.beta))
-    pool = Pool(words, floats, kinds.pool, is_direct, write_slot)
-    for i in range(bin_ptr[b], bin_ptr[b + 1]):
-        n, key_head = items[i, 0], items[i, 1]
-        stop = start[n] + length[n]
+    q: Words
+    """[T, Hk, Dk, w]"""
+    k: Words
+    v: Words
+    """[T, Hv, Dv, w]"""
+    g: Words
+    """[T, Hv, w]"""
+    beta: Words
+    sequences: Sequences
+    read_slot: NDArray[np.int64]
+    """[N]; the state that a sequence begins with."""
+    write_slot: NDArray[np.int64]
+    """[T]; where the state after a token goes."""
+    items: NDArray[np.int64]
+    """[n, 2]; (sequence, key head)"""
+    bin_ptr: NDArray[np.int64]
+    """[bins + 1]"""
+    dims: Dims
+    kinds: PoolKinds
+    is_direct: bool
+    scale: np.float32
+    tile: int
+    arenas: F32Array
+    """[bins, floats]"""
+    out: Words
+    """[T, Hv, Dv, w]"""
+    words: Words
+    """[slots, Hv, Dv, Dk, w]; the pool."""
+    floats: F32Array
+    """The same where it is direct, which is float32 with adjacent row elements."""
+
+
+def _run_bin(b: int, a: PoolArguments) -> None:
+    """All items of bin b, one after another, in one arena."""
+    n_shared = a.dims.hv // a.dims.hk
+    rows = take_pool_rows(a.arenas[b], a.dims.dk, a.dims.dv, 0 if a.is_direct else n_shared)
+    tokens = PoolTokens(a.v, a.g, a.beta, a.out, (a.kinds.qkv, a.kinds.g, a.kinds.beta))
+    pool = Pool(a.words, a.floats, a.kinds.pool, a.is_direct, a.write_slot)
+    for i in range(a.bin_ptr[b], a.bin_ptr[b + 1]):
+        n, key_head = a.items[i, 0], a.items[i, 1]
+        stop = a.sequences.start[n] + a.sequences.length[n]
         heads = (key_head, key_head * n_shared, (key_head + 1) * n_shared)
-        for begin in range(start[n], stop, CHUNK):
-            slot = read_slot[n]
-            if begin > start[n]:
-                slot = write_slot[begin - 1] if is_direct else -1
-            at = (begin, min(begin + CHUNK, stop), slot, tile)
-            run_block(at, heads, (q, k, dims.dk, scale), tokens, pool, rows)
+        for begin in range(a.sequences.start[n], stop, CHUNK):
+            slot = a.read_slot[n]
+            if begin > a.sequences.start[n]:
+                slot = a.write_slot[begin - 1] if a.is_direct else -1
+            at = (begin, min(begin + CHUNK, stop), slot, a.tile)
+            run_block(at, heads, (a.q, a.k, a.dims.dk, a.scale), tokens, pool, rows)
 
 
-def _walk(
-    address: int,
-    n_bins: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    read_slot: NDArray[np.int64],
-    write_slot: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: PoolKinds,
-    is_direct: bool,
-    scale: np.float32,
-    tile: int,
-    arenas: F32Array,
-    out: Words,
-    words: Words,
-    floats: F32Array,
-) -> None:
-    """Run bins in parallel; what they write is apart."""
-    for b in numba.prange(n_bins):
-        arguments = (
-            q,
-            k,
-            v,
-            g,
-            beta,
-            start,
-            length,
-            read_slot,
-            write_slot,
-            items,
-            bin_ptr,
-            dims,
-            kinds,
-            is_direct,
-            scale,
-            tile,
-            arenas,
-            out,
-            words,
-            floats,
-        )
-        call_at(address, np.int64(b), arguments)
-
-
-def _argument_types() -> tuple[Any, ...]:
-    """Return the types of the one signature: any strides and alignment, read-only for inputs."""
-
-    def any_array(dtype: Any, n_axes: int, readonly: bool = True) -> Any:
-        return types.Array(dtype, n_axes, "A", readonly=readonly, aligned=False)
-
-    word, integers = types.uint16, types.Array(types.int64, 1, "C")
-    return (
-        *(any_array(word, n) for n in (4, 4, 4, 3, 3)),
-        *([integers] * 4),
-        types.Array(types.int64, 2, "C"),
-        integers,
-        *(numba.typeof(example) for example in (Dims(*[1] * 6), PoolKinds(*[1] * 4))),
+def _argument_types() -> PoolArguments:
+    """Return the types of the one signature."""
+    q, gate = caller_array(types.uint16, 4), caller_array(types.uint16, 3)
+    dims, kinds = numba.typeof(Dims(*[1] * 6)), numba.typeof(PoolKinds(*[1] * 4))
+    floats = caller_array(types.float32, 4, readonly=False)
+    out, words = (caller_array(types.uint16, n_axes, readonly=False) for n_axes in (4, 5))
+    values = (
+        q,
+        q,
+        q,
+        gate,
+        gate,
+        SEQUENCES,
+        INTEGERS,
+        INTEGERS,
+        ITEMS,
+        INTEGERS,
+        dims,
+        kinds,
         types.boolean,
         types.float32,
         types.int64,
-        types.Array(types.float32, 2, "C"),
-        any_array(word, 4, readonly=False),
-        any_array(word, 5, readonly=False),
-        any_array(types.float32, 4, readonly=False),
+        ARENAS,
+        out,
+        words,
+        floats,
     )
+    return PoolArguments._make(values)
 
 
-walk_pool = Entry(_run_bin, _walk, _argument_types)
+walk_pool = Entry(_run_bin, _argument_types)
 """The compiled worker."""

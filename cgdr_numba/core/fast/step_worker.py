@@ -8,9 +8,11 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from cgdr_numba.core.dims import CHUNK, Dims
+from cgdr_numba.core.entry import ARENAS, INTEGERS, ITEMS, SEQUENCES, Entry, caller_array
 from cgdr_numba.core.fast.convert import widen_row
 from cgdr_numba.core.fast.step import Rows, Tokens, load_tokens, run_by_key, run_by_value, take_rows
-from cgdr_numba.core.jit import Entry, call_at, spliced_kernel
+from cgdr_numba.core.jit import spliced_kernel
+from cgdr_numba.core.ragged import Sequences
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint16]
@@ -34,8 +36,8 @@ class StepFlags(NamedTuple):
     """Whether the initial state is float32 with adjacent row elements, so that passes read it as it is."""
 
 
-class StepOperands(NamedTuple):
-    """Global memory of a call; state arrays in the caller's layout, D1 and D2 being Dk, Dv or Dv, Dk."""
+class StepArguments(NamedTuple):
+    """What a call gives; state arrays in the caller's layout, D1 and D2 being Dk, Dv or Dv, Dk."""
 
     q: Words
     """[B, T, Hk, Dk, w]"""
@@ -49,6 +51,16 @@ class StepOperands(NamedTuple):
     """[N, Hv, D1, D2, w]"""
     state: F32Array
     """The same as floats where it is direct."""
+    sequences: Sequences
+    items: NDArray[np.int64]
+    """[n, 2]; (sequence, key head)"""
+    bin_ptr: NDArray[np.int64]
+    dims: Dims
+    kinds: StepKinds
+    flags: StepFlags
+    scale: np.float32
+    arenas: F32Array
+    """[bins, floats]"""
     out: Words
     """[B, T, Hv, Dv, w]"""
     final_state: F32Array
@@ -56,9 +68,9 @@ class StepOperands(NamedTuple):
 
 
 @spliced_kernel
-def run_item(n: int, key_head: int, place: Any, x: StepOperands, call: Any, rows: Rows) -> None:
+def run_item(n: int, key_head: int, place: Any, x: StepArguments, rows: Rows) -> None:
     """All tokens of one (sequence, key head), over the states of the value heads that it serves."""
-    dims, kinds, flags, scale = call
+    dims, kinds, flags, scale = x.dims, x.kinds, x.flags, x.scale
     row, start, length = place
     n_shared = dims.hv // dims.hk
     tokens = Tokens(x.v, x.g, x.beta, x.out, (kinds.qkv, kinds.g, kinds.beta))
@@ -80,107 +92,39 @@ def run_item(n: int, key_head: int, place: Any, x: StepOperands, call: Any, rows
                 run_by_key(tokens, at, source, state, rows)
 
 
-def _run_bin(
-    b: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    state_words: Words,
-    state: F32Array,
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: StepKinds,
-    flags: StepFlags,
-    scale: np.float32,
-    arenas: F32Array,
-    out: Words,
-    final_state: F32Array,
-) -> None:
-    """All items [n, 2] (sequence, key head) of bin b, one after another, in one arena."""
-    rows = take_rows(arenas[b], dims.dk, dims.dv)
-    operands = StepOperands(q, k, v, g, beta, state_words, state, out, final_state)
-    for i in range(bin_ptr[b], bin_ptr[b + 1]):
-        n = items[i, 0]
-        run_item(n, items[i, 1], (row[n], start[n], length[n]), operands, (dims, kinds, flags, scale), rows)
+def _run_bin(b: int, x: StepArguments) -> None:
+    """All items of bin b, one after another, in one arena."""
+    rows = take_rows(x.arenas[b], x.dims.dk, x.dims.dv)
+    for i in range(x.bin_ptr[b], x.bin_ptr[b + 1]):
+        n = x.items[i, 0]
+        run_item(n, x.items[i, 1], (x.sequences.row[n], x.sequences.start[n], x.sequences.length[n]), x, rows)
 
 
-def _walk(
-    address: int,
-    n_bins: int,
-    q: Words,
-    k: Words,
-    v: Words,
-    g: Words,
-    beta: Words,
-    state_words: Words,
-    state: F32Array,
-    row: NDArray[np.int64],
-    start: NDArray[np.int64],
-    length: NDArray[np.int64],
-    items: NDArray[np.int64],
-    bin_ptr: NDArray[np.int64],
-    dims: Dims,
-    kinds: StepKinds,
-    flags: StepFlags,
-    scale: np.float32,
-    arenas: F32Array,
-    out: Words,
-    final_state: F32Array,
-) -> None:
-    """Run bins in parallel; what they write is apart."""
-    for b in numba.prange(n_bins):
-        arguments = (
-            q,
-            k,
-            v,
-            g,
-            beta,
-            state_words,
-            state,
-            row,
-            start,
-            length,
-            items,
-            bin_ptr,
-            dims,
-            kinds,
-            flags,
-            scale,
-            arenas,
-            out,
-            final_state,
-        )
-        call_at(address, np.int64(b), arguments)
-
-
-def _argument_types() -> tuple[Any, ...]:
-    """Return the types of the one signature: any strides and alignment, read-only for inputs."""
-
-    def any_array(dtype: Any, n_axes: int, readonly: bool = True) -> Any:
-        return types.Array(dtype, n_axes, "A", readonly=readonly, aligned=False)
-
-    word, single = types.uint16, types.float32
-    integers, pairs = types.Array(types.int64, 1, "C"), types.Array(types.int64, 2, "C")
-    tuples = (Dims(*[1] * 6), StepKinds(*[1] * 4), StepFlags(*[False] * 3))
-    return (
-        *(any_array(word, n) for n in (5, 5, 5, 4, 4, 5)),
-        any_array(single, 4),
-        *([integers] * 3),
-        pairs,
-        integers,
-        *(numba.typeof(example) for example in tuples),
+def _argument_types() -> StepArguments:
+    """Return the types of the one signature."""
+    dims, kinds, flags = (numba.typeof(x) for x in (Dims(*[1] * 6), StepKinds(*[1] * 4), StepFlags(*[False] * 3)))
+    q, gate, states = (caller_array(types.uint16, n_axes) for n_axes in (5, 4, 5))
+    values = (
+        q,
+        q,
+        q,
+        gate,
+        gate,
+        states,
+        caller_array(types.float32, 4),
+        SEQUENCES,
+        ITEMS,
+        INTEGERS,
+        dims,
+        kinds,
+        flags,
         types.float32,
-        types.Array(single, 2, "C"),
-        any_array(word, 5, readonly=False),
-        any_array(single, 4, readonly=False),
+        ARENAS,
+        caller_array(types.uint16, 5, readonly=False),
+        caller_array(types.float32, 4, readonly=False),
     )
+    return StepArguments._make(values)
 
 
-walk_steps = Entry(_run_bin, _walk, _argument_types)
+walk_steps = Entry(_run_bin, _argument_types, moving=("q", "k", "v", "g", "beta", "state", "final_state", "out"))
 """The compiled worker."""

@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +14,20 @@ from cgdr_numba.core.threads import current_threads
 from cgdr_numba.errors import UnsupportedError
 from cgdr_numba.integrations.transformers.guard import Call, Run
 
-_MEANINGFUL = (
-    "scale",
-    "use_gate_in_kernel",
-    "use_beta_sigmoid_in_kernel",
-    "allow_neg_eigval",
-    "state_v_first",
-    "transpose_state_layout",
-    "head_first",
-    "A_log",
-    "dt_bias",
-    "lower_bound",
-    "safe_gate",
+_MEANINGFUL = frozenset(
+    (
+        "scale",
+        "use_gate_in_kernel",
+        "use_beta_sigmoid_in_kernel",
+        "allow_neg_eigval",
+        "state_v_first",
+        "transpose_state_layout",
+        "head_first",
+        "A_log",
+        "dt_bias",
+        "lower_bound",
+        "safe_gate",
+    )
 )
 """Keywords of fla's that would change results; no version of transformers gives them."""
 
@@ -48,11 +51,21 @@ class Inputs(NamedTuple):
         return (self.q, self.k, self.v, self.g, self.beta, *state)
 
 
+class _Last(NamedTuple):
+    """The decode step that ran last."""
+
+    run: Callable[..., Tensor | None]
+    """See `TensorStep.run`."""
+    normalises: bool
+
+
 class _Steps(threading.local):
     """A thread's prepared decode steps, by what they were prepared for."""
 
     def __init__(self) -> None:
         self.by_key: dict[Any, cgdr_numba.RecurrentStep] = {}
+        self.last: _Last | None = None
+        """The step that ran last; mostly it runs again."""
 
 
 class OurOperators:
@@ -63,7 +76,7 @@ class OurOperators:
     """
 
     def __init__(self, operator: str, threads: int | None, counts: Counter[str]) -> None:
-        """Take "gdr" or "kda", the threads to run on, and where calls are counted."""
+        """Take "gdr" or "kda", the threads to run on (None: small steps on one, else the default), and counts of calls."""
         names = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
         if operator == "kda":
             names = ("chunk_kda", "fused_recurrent_kda")
@@ -74,7 +87,13 @@ class OurOperators:
 
     def __call__(self, call: Call, run: Run) -> Any:
         """Run one call of a layer."""
-        if call.part == "convolution":
+        last = self._steps.last
+        if last is not None and call.part == "recurrent":
+            result = _repeat(last, run, *call.arguments, **call.keywords)
+            if result is not None:
+                self._counts["cgdr_numba"] += 1
+                return result
+        elif call.part == "convolution":
             return _convolution(call, run)
         inputs = read_inputs(call, run)
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs.tensors()):
@@ -84,6 +103,8 @@ class OurOperators:
             return call.run_original()
         self._counts["cgdr_numba"] += 1
         state = inputs.initial_state
+        # A prompt is where another number of threads is noticed.
+        self._steps.last = None
         if call.part == "recurrent" and state is not None and inputs.output_final_state and _is_writable(state):
             # The layer copies the result into this tensor next, which then is nothing to do.
             if self._prepares and inputs.cu_seqlens is None:
@@ -94,12 +115,22 @@ class OurOperators:
 
     def _step(self, tensors: tuple[Tensor, ...], normalise: bool) -> cgdr_numba.RecurrentStep:
         """Return a step prepared for such tensors, this thread's own: a step takes a third of a call's checks."""
-        key = (*[(x.shape, x.dtype) for x in tensors], normalise, current_threads())
+        threads = self._options["threads"]
+        if threads is None:
+            threads = 1 if tensors[-1].nbytes <= _SMALL_BYTES else current_threads()
+        key = (*[(x.shape, x.dtype, x.stride()) for x in tensors], normalise, threads)
         steps = self._steps.by_key
         if key not in steps:
-            steps[key] = cgdr_numba.RecurrentStep(*tensors, use_qk_l2norm_in_kernel=normalise, **self._options)
-        return steps[key]
+            steps[key] = cgdr_numba.RecurrentStep(*tensors, use_qk_l2norm_in_kernel=normalise, threads=threads)
+        step = steps[key]
+        if step.run_alike is not None:
+            self._steps.last = _Last(step.run_alike, normalise)
+        return step
 
+
+_SMALL_BYTES = 2**21
+"""States up to which a decode step runs on the calling thread: torch's other threads, which wait for their next work
+in a loop, would have to make room for ours first. With four times as many two threads are faster."""
 
 PARTS = ("chunk", "recurrent")
 
@@ -128,13 +159,52 @@ def _read(
     **stray: Any,
 ) -> Inputs:
     """Take the operator's arguments by name out of all that a layer passes on."""
-    changed = [name for name in _MEANINGFUL if stray.get(name) is not None and stray[name] is not False]
-    if changed:
-        raise UnsupportedError(f"enable: a layer gives `{changed[0]}`, which no covered version of transformers does")
+    if stray:
+        _refuse_meaningful(stray)
     if run.padding is not None:
         g, beta = (x.masked_fill(run.padding[:, :, None, *[None] * (x.ndim - 3)], 0) for x in (g, beta))
     sums = cu_seqlens if cu_seqlens is not None else run.cu_seqlens
     return Inputs(query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, sums)
+
+
+def _repeat(
+    last: _Last,
+    run: Run,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **stray: Any,
+) -> Any:
+    """Run a decode step as the last one was; None where it is another one, which nothing has been done for.
+
+    Between two layers of a model the weights go through the caches, so whatever is looked at costs: this is all.
+    """
+    if (
+        not output_final_state
+        or initial_state is None
+        or last.normalises is not use_qk_l2norm_in_kernel
+        or run.padding is not None
+        or run.cu_seqlens is not None
+        or cu_seqlens is not None
+        or not _MEANINGFUL.isdisjoint(stray)
+        or torch.is_grad_enabled()
+    ):
+        return None
+    out = last.run(query, key, value, g, beta, initial_state)
+    return None if out is None else (out, initial_state)
+
+
+def _refuse_meaningful(stray: dict[str, Any]) -> None:
+    """Refuse arguments that would change results."""
+    changed = [name for name in _MEANINGFUL if stray.get(name) is not None and stray[name] is not False]
+    if changed:
+        raise UnsupportedError(f"enable: a layer gives `{changed[0]}`, which no covered version of transformers does")
 
 
 def _is_writable(state: Tensor | None) -> bool:
