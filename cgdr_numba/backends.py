@@ -137,7 +137,7 @@ def check_out_state(checks: Checks, problem: Problem, value: object, initial_sta
         raise DtypeError(f"{checks.op}: `{name}` must be float32, got {state.dtype}")
     if not state.flags.writeable:
         raise checks.error(f"`{name}` must be writable, got a read-only array")
-    if state.shape[3] > 1 and state.strides[3] != 4:
+    if state.size > 0 and state.shape[3] > 1 and state.strides[3] != 4:
         raise checks.error(f"`{name}` must have adjacent elements on its last axis, got a stride of {state.strides[3]}")
     if not state.flags.c_contiguous and 0 in state.strides and state.size:
         raise checks.error(f"`{name}` must not overlap itself, got strides {list(state.strides)}")

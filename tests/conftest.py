@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from cgdr_numba.core import memory
+from cgdr_numba.ops import tensor_step
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -43,6 +44,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             return array
 
         monkeypatch.setattr(memory, name, poisoned)
+    new_tensor = tensor_step.new_tensor
+    monkeypatch.setattr(tensor_step, "new_tensor", lambda like: new_tensor(like).fill_(np.nan))
 
 
 @pytest.fixture(params=["fast", "golden", "faithful", "recurrent"])

@@ -11,6 +11,7 @@ from numba.core import cgutils, types
 from numba.core.registry import cpu_target
 from numba.core.types.containers import BaseTuple
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from cgdr_numba.core.cache import Maker
 from cgdr_numba.core.jit import Compiled, spliced_kernel
@@ -257,7 +258,11 @@ class Entry(Generic[Arguments]):
         self.compile()
         context = cpu_target.target_context
         size = context.get_abi_sizeof(context.get_value_type(tuple_type(self._kinds)))
-        return Kept(self._parts["keep"], self._parts["relaunch"], self._address, size, arguments)
+        memory = np.zeros(-(-size // 8), np.int64)
+        self._parts["keep"](memory.ctypes.data, *arguments)
+        fields = zip(type(arguments)._fields, arguments, strict=True)  # type: ignore[attr-defined]
+        owners = tuple(value for name, value in fields if name not in self._moving)
+        return Kept(self._parts["relaunch"], self._address, memory, owners)
 
 
 class Kept:
@@ -266,12 +271,10 @@ class Kept:
     A call looks at few objects: where others' data has gone through the caches since the last one, each of them costs.
     """
 
-    def __init__(self, keep: Compiled, launch: Compiled, address: int, size: int, arguments: tuple[Any, ...]) -> None:
-        """Take what fills a block, what launches it, the address of the kernel, the block's size, the arguments."""
-        self._owners = (np.zeros(-(-size // 8), np.int64), arguments)
-        block = self._owners[0].ctypes.data
-        keep(block, *arguments)
-        self._launch, self._address, self._block = launch.dispatcher(), address, block
+    def __init__(self, launch: Compiled, address: int, memory: NDArray[np.int64], owners: tuple[Any, ...]) -> None:
+        """Take what launches a block, the address of the kernel, the block's memory, and what lies in its arrays."""
+        self._launch, self._address, self._block = launch.dispatcher(), address, memory.ctypes.data
+        self._owners = (memory, owners)
 
     def __call__(self, n_bins: int, addresses: tuple[int, ...]) -> None:
         """Run all bins with the first elements of the moving arrays at `addresses`, for which the caller answers."""

@@ -39,7 +39,14 @@ def run_head(attn_depth: int, state_depth: int) -> None:
     words = [np.zeros(shape, np.uint16) for shape in ((3, 1, 16, 1), (3, 1, 40, 1), (3, 1, 1))]
     pool = np.arange(4, dtype=np.uint16)[:, None, None, None, None] + np.zeros((1, 1, 40, 16, 1), np.uint16)
     out = np.arange(3, dtype=np.uint16)[:, None, None, None] + np.zeros((1, 1, 40, 1), np.uint16)
-    x = pool_worker.PoolOperands(words[0], words[0], words[1], words[2], words[1], words[2], out, pool)
+    x: Any = SimpleNamespace(
+        **dict.fromkeys(("q", "k"), words[0]),
+        **dict.fromkeys(("v", "gk"), words[1]),
+        **dict.fromkeys(("g", "beta"), words[2]),
+        write_slot=np.array([1, 0, 2]),
+        out=out,
+        pool=pool,
+    )
     ub: Any = SimpleNamespace(
         **dict.fromkeys(("state_queue", "attn", "state", "product"), np.zeros(512)),
         **dict.fromkeys(("v", "q", "k", "beta", "g", "gk"), np.zeros((8, 64))),
@@ -47,7 +54,7 @@ def run_head(attn_depth: int, state_depth: int) -> None:
         state_out=np.arange(state_depth)[:, None],
     )
     place = pool_worker.HeadPlace(0, 3, 0, 3)
-    pool_worker.run_head(x, np.array([1, 0, 2]), place, call, ub)
+    pool_worker.run_head(x, place, call, ub)
 
 
 def test_states_come_in_as_the_machine_says(trace: list[tuple[Any, ...]]) -> None:

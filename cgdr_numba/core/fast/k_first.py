@@ -37,7 +37,8 @@ def _emit_block(builder: Any, given: dict[str, Any], begin: Any, lanes: Lanes, n
     places = [builder.add(begin, INDEX(i * lanes.n)) for i in range(n_vectors)]
     updates, reads = "delta" in given, "m" in given
     decay = lanes.splat(given["decay"]) if updates else None
-    # NOTE: prefetching the next head's state here was measured slower or no faster on Zen 5, in cache and in memory.
+    # NOTE: fetching the next head's state here, or reading it in the same loop, was measured slower or no faster on
+    # Zen 5, in cache and in memory.
     deltas = [lanes.load(given["delta"], place) for place in places] if updates else []
     sums = {name: [lanes.variable() for _ in places] for name in ("m", "p")} if reads else {}
     with cgutils.for_range(builder, given["n_rows"]) as loop:

@@ -31,7 +31,8 @@ class PreparedSteps:
     def __init__(self, problem: "Problem", plan: "StepPlan", threads: int | None) -> None:
         state = problem.given_state
         self._is_direct = is_direct(state)
-        self._state_words = as_words(state)
+        # Words that no pass reads would keep the memory of a first state.
+        self._state_words = as_words(np.empty((0, 0, 0, 0), FLOAT32) if self._is_direct else state)
         self._threads = threads
         self._n_bins = plan.n_bins
         kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, state)))

@@ -77,8 +77,9 @@ def enable(model: nn.Module, *, threads: int | None = None) -> Report:
 
     Args:
         model: The model, or a part of one. Enabling it twice is enabling it once.
-        threads: Threads to run on, from 1 to numba's number; None takes numba's setting at each call. Torch's own
-            number of threads is another setting, and neither changes the other.
+        threads: Threads to run on, from 1 to numba's number; None takes numba's setting as it is at a prompt, and one
+            thread for decode steps over at most 2 MiB of states. Torch's own number of threads is another setting, and
+            neither changes the other.
 
     Returns:
         The report: route, layers reached, counts of calls. ``print(report)`` is a line.

@@ -76,7 +76,7 @@ class OurOperators:
     """
 
     def __init__(self, operator: str, threads: int | None, counts: Counter[str]) -> None:
-        """Take "gdr" or "kda", the threads to run on (None: small steps on one, else the default), and counts of calls."""
+        """Take "gdr" or "kda", the threads to run on (None: one for small steps, else the default), counts of calls."""
         names = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
         if operator == "kda":
             names = ("chunk_kda", "fused_recurrent_kda")
