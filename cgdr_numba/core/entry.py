@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from cgdr_numba.core.cache import Maker
-from cgdr_numba.core.jit import Compiled, spliced_kernel
+from cgdr_numba.core.jit import Compiled, kernel, spliced_kernel
 from cgdr_numba.core.ragged import Sequences
 from cgdr_numba.core.threads import has_threads, run_threads
 
@@ -152,6 +152,11 @@ def relaunch(walk, address, n_bins, block, {moving}):
 """
 
 
+def _not_compiled(*_: Any) -> None:
+    """Stand where the launching function will be."""
+    raise AssertionError("compile() comes first")
+
+
 class Entry(Generic[Arguments]):
     """A kernel of one bin, and how Python runs it for every bin.
 
@@ -164,15 +169,18 @@ class Entry(Generic[Arguments]):
         run_bin: Callable[[int, Arguments], None],
         argument_types: Callable[[], Arguments],
         moving: tuple[str, ...] = (),
+        is_spliced: bool = True,
     ) -> None:
         """Take run_bin(b, arguments) and a function that gives the numba types of the arguments by their names.
 
-        Arguments that are kept for several calls may have the arrays `moving` elsewhere in each.
+        Arguments that are kept for several calls may have the arrays `moving` elsewhere in each. `is_spliced` saves
+        half a second of compiling, and costs a decode step 2 % of its time.
         """
+        self._decorate = spliced_kernel if is_spliced else kernel
         self._run_bin, self._argument_types, self._moving = run_bin, argument_types, moving
         self._is_plain = bool(numba.config.DISABLE_JIT)
         self._lock = threading.Lock()
-        self._address = 0
+        self._address, self._launch = 0, _not_compiled
         self.__doc__ = run_bin.__doc__
 
     @functools.cached_property
@@ -186,7 +194,7 @@ class Entry(Generic[Arguments]):
         kinds, run_bin, moving = self._kinds, self._run_bin, self._moving
         names: dict[str, Any] = {
             "__name__": run_bin.__module__,
-            "run_bin": spliced_kernel(run_bin),
+            "run_bin": self._decorate(run_bin),
             "arguments_at": _reader_of(tuple_type(kinds)),
             "move_to": _mover_of(tuple_type(kinds), moving),
             "Arguments": type(kinds),
@@ -230,7 +238,7 @@ class Entry(Generic[Arguments]):
         """Compile now, if that has not happened yet."""
         with self._lock:
             if not self._is_plain and not self._address:
-                self._parts["launch"].compile()
+                self._launch = self._parts["launch"].dispatcher()
                 self._address = self._parts["run"].address()
         if has_threads():
             _parallel.compile()
@@ -245,7 +253,7 @@ class Entry(Generic[Arguments]):
             return
         if not self._address:
             self.compile()
-        launch = self._parts["launch"]
+        launch = self._launch
         if n_bins > 1 and has_threads():
             run_threads(launch, _parallel.address(), self._address, n_bins, *arguments)
         else:

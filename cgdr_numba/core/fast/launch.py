@@ -38,7 +38,7 @@ class PreparedSteps:
         kinds = StepKinds(*(KINDS[x.dtype] for x in (problem.q, problem.g, problem.beta, state)))
         flags = StepFlags(problem.normalise, problem.state_v_first, self._is_direct)
         self._fixed = (
-            problem.sequences,
+            *problem.sequences,
             plan.items,
             plan.bin_ptr,
             problem.dims,
