@@ -276,7 +276,7 @@ class Entry(Generic[Arguments]):
 class Kept:
     """Arguments of an entry in a block of memory that stays, for calls in which only the moving arrays lie elsewhere.
 
-    A call looks at few objects: where others' data has gone through the caches since the last one, each of them costs.
+    Calls give the addresses of these arrays' first elements, and answer for them.
     """
 
     def __init__(self, launch: Compiled, address: int, memory: NDArray[np.int64], owners: tuple[Any, ...]) -> None:
@@ -285,8 +285,15 @@ class Kept:
         self._owners = (memory, owners)
 
     def __call__(self, n_bins: int, addresses: tuple[int, ...]) -> None:
-        """Run all bins with the first elements of the moving arrays at `addresses`, for which the caller answers."""
+        """Run all bins, in parallel where there are threads."""
         if n_bins > 1 and has_threads():
             run_threads(self._launch, _parallel.address(), self._address, n_bins, self._block, *addresses)
         else:
             self._launch(0, self._address, n_bins, self._block, *addresses)
+
+    def in_turn(self, n_bins: int) -> Callable[..., None]:
+        """Return what runs the bins one after another, given the addresses, and looks at nothing else on its way."""
+        launch = functools.partial(self._launch, 0, self._address, n_bins, self._block)
+        # What the block points to has to last as long as what is returned.
+        vars(launch)["owners"] = self._owners
+        return launch

@@ -1,6 +1,5 @@
 """One launch of a worker on the threads that there are, and a note of which path served the last call."""
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -70,17 +69,13 @@ def run_bins(
     note(route, n_bins, min(n_bins, n_threads), serial)
 
 
-def prepared_bins(
-    worker: Callable[[int, Any], None], route: Route, n_bins: int, threads: int | None
-) -> Callable[[Any], None]:
-    """Return what does as `run_bins` does with arguments to come; with one bin it looks at next to nothing."""
-    if n_bins > 1:
-        return functools.partial(run_bins, worker, route, n_bins, threads)
+def noted(launch: Callable[..., None], route: Route, n_bins: int) -> Callable[..., None]:
+    """Return what launches bins on one thread, and notes the route."""
     facts, local = (route, n_bins, 1, "one bin"), _local
 
-    def run(arguments: Any) -> None:
-        """Run the bin, and note the route."""
-        worker(n_bins, arguments)
+    def run(*arguments: Any) -> None:
+        """Launch, then note."""
+        launch(*arguments)
         local.call = facts
 
     return run

@@ -1,6 +1,5 @@
 """A decode step prepared once: contract and plan at the start, cheap comparisons and one launch a call."""
 
-from collections.abc import Callable  # noqa: TC003
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from cgdr_numba.core.contract import Tensors, fla_problem
 from cgdr_numba.core.fast.launch import PreparedSteps
 from cgdr_numba.core.tensors import as_arrays, as_tensor, is_tensor, records_gradients
 from cgdr_numba.core.threads import current_threads
-from cgdr_numba.ops.tensor_step import TensorStep
+from cgdr_numba.ops.tensor_step import tensor_step
 from cgdr_numba.sched.steps import plan_steps
 
 Array = NDArray[Any]
@@ -84,10 +83,8 @@ class RecurrentStep:
         n_threads = check_threads(checks, threads)
         plan = plan_steps(problem.dims, problem.lengths, n_threads or current_threads())
         self._steps = PreparedSteps(problem, plan, n_threads)
-        self.run_alike: Callable[..., Any] | None = None
-        if tensors is not None:
-            self.run_alike = TensorStep(self._steps, tensors, arrays).run
-        """What a step on torch tensors does at first: see `TensorStep.run`."""
+        self.run_alike = None if tensors is None else tensor_step(self._steps, tensors, arrays)
+        """What a step on torch tensors tries first, see `tensor_step`; None on arrays, and without JIT."""
 
     def _check(self, arrays: tuple[Array, ...]) -> Any:
         """Return the problem of a call after all checks of the contract."""

@@ -152,6 +152,21 @@ def test_no_sequences_are_no_work() -> None:
 
 
 @pytest.mark.skipif(not COMPILED, reason="addresses are for compiled code")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_a_step_hands_out_outlives_it(threads: int) -> None:
+    if threads > numba.config.NUMBA_NUM_THREADS:
+        pytest.skip("one core")
+    alike = RecurrentStep(*tensors_of(0), use_qk_l2norm_in_kernel=True, threads=threads).run_alike
+    gc.collect()
+    _litter = [RecurrentStep(*tensors_of(seed)) for seed in range(50)]
+    assert alike is not None
+    tensors = tensors_of(1)
+    out, final = expected_of(tensors)
+    assert torch.equal(alike(*tensors), out)
+    assert torch.equal(tensors[5], final)
+
+
+@pytest.mark.skipif(not COMPILED, reason="addresses are for compiled code")
 def test_the_usual_call_takes_addresses() -> None:
     step = RecurrentStep(*tensors_of(0), use_qk_l2norm_in_kernel=True)
     assert step.run_alike is not None

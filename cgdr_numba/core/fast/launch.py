@@ -11,7 +11,7 @@ from cgdr_numba.core.dtypes import FLOAT32, KINDS, as_words, single
 from cgdr_numba.core.fast.chunk_worker import FEW, ChunkArguments, ChunkKinds, walk_chunks
 from cgdr_numba.core.fast.step import rows_bytes
 from cgdr_numba.core.fast.step_worker import StepArguments, StepFlags, StepKinds, walk_steps
-from cgdr_numba.core.served import prepared_bins, run_bins
+from cgdr_numba.core.served import noted, run_bins
 
 if TYPE_CHECKING:
     from cgdr_numba.core.contract import Problem
@@ -58,11 +58,16 @@ class PreparedSteps:
         source = problem.given_state if self._is_direct else final_state
         self._launch((problem.q, problem.k, problem.v, problem.g, problem.beta), source, out, final_state)
 
-    def keep(self, arrays: tuple[NDArray[Any], ...], out: NDArray[Any]) -> Callable[[tuple[int, ...]], None] | None:
-        """Return what runs (q, k, v, g, beta, state, state, out) of these strides at addresses; None without JIT."""
+    def keep(self, arrays: tuple[NDArray[Any], ...], out: NDArray[Any]) -> Callable[..., None] | None:
+        """Return what runs q, k, v, g, beta, state, state, out of these strides at addresses; None without JIT."""
         q, k, v, g, beta, state = arrays
         kept = walk_steps.keep(self._arguments((q, k, v, g, beta), state, out, state))
-        return None if kept is None else prepared_bins(kept, ("fast", "steps"), self._n_bins, self._threads)
+        if kept is None:
+            return None
+        route, n_bins, threads = ("fast", "steps"), self._n_bins, self._threads
+        if n_bins <= 1:
+            return noted(kept.in_turn(n_bins), route, n_bins)
+        return lambda *addresses: run_bins(kept, route, n_bins, threads, addresses)
 
     def _launch(
         self,

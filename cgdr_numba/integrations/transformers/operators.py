@@ -3,7 +3,6 @@
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ import cgdr_numba
 from cgdr_numba.core.threads import current_threads
 from cgdr_numba.errors import UnsupportedError
 from cgdr_numba.integrations.transformers.guard import Call, Run
+from cgdr_numba.ops.tensor_step import TensorStep
 
 _MEANINGFUL = frozenset(
     (
@@ -30,6 +30,11 @@ _MEANINGFUL = frozenset(
     )
 )
 """Keywords of fla's that would change results; no version of transformers gives them."""
+
+
+_BY_PLACE = ("query", "key", "value")
+_BY_NAME = frozenset(("g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel"))
+"""How every covered version of transformers gives the arguments of a decode step."""
 
 
 class Inputs(NamedTuple):
@@ -54,8 +59,8 @@ class Inputs(NamedTuple):
 class _Last(NamedTuple):
     """The decode step that ran last."""
 
-    run: Callable[..., Tensor | None]
-    """See `TensorStep.run`."""
+    run: TensorStep
+    """See `tensor_step`."""
     normalises: bool
 
 
@@ -89,7 +94,7 @@ class OurOperators:
         """Run one call of a layer."""
         last = self._steps.last
         if last is not None and call.part == "recurrent":
-            result = _repeat(last, run, *call.arguments, **call.keywords)
+            result = _repeat(last, call, run)
             if result is not None:
                 self._counts["cgdr_numba"] += 1
                 return result
@@ -167,37 +172,28 @@ def _read(
     return Inputs(query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, sums)
 
 
-def _repeat(
-    last: _Last,
-    run: Run,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **stray: Any,
-) -> Any:
+def _repeat(last: _Last, call: Call, run: Run) -> Any:
     """Run a decode step as the last one was; None where it is another one, which nothing has been done for.
 
     Between two layers of a model the weights go through the caches, so whatever is looked at costs: this is all.
     """
+    keywords = call.keywords
     if (
-        not output_final_state
-        or initial_state is None
-        or last.normalises is not use_qk_l2norm_in_kernel
-        or run.padding is not None
+        len(call.arguments) != len(_BY_PLACE)
+        or not keywords.keys() >= _BY_NAME
+        or keywords["use_qk_l2norm_in_kernel"] is not last.normalises
+        or not keywords["output_final_state"]
+        or keywords["initial_state"] is None
+        or keywords.get("cu_seqlens") is not None
         or run.cu_seqlens is not None
-        or cu_seqlens is not None
-        or not _MEANINGFUL.isdisjoint(stray)
+        or run.padding is not None
+        or not _MEANINGFUL.isdisjoint(keywords)
         or torch.is_grad_enabled()
     ):
         return None
-    out = last.run(query, key, value, g, beta, initial_state)
-    return None if out is None else (out, initial_state)
+    (query, key, value), state = call.arguments, keywords["initial_state"]
+    out = last.run(query, key, value, keywords["g"], keywords["beta"], state)
+    return None if out is None else (out, state)
 
 
 def _refuse_meaningful(stray: dict[str, Any]) -> None:
