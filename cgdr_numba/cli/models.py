@@ -75,7 +75,9 @@ def record(
 ) -> None:
     """Write a model's operator calls as files for `cgdr run`.
 
-    They are in the NPU operator's form: q and k normalised, sequences one after another, states [N, Hv, Dv, Dk].
+    They are in the NPU operators' form: q and k normalised, sequences one after another, states [N, Hv, Dv, Dk]. Layers
+    of Kimi Delta Attention give calls over a pool with one slot a sequence; --backend faithful takes those of up to 8
+    tokens, so the decode calls that --max-new-tokens 2 and more ask for.
     """
     with errors_in_a_line():
         _need_models("record")
