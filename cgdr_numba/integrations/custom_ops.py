@@ -32,11 +32,11 @@ def define(function: Callable[..., Any], required: str, optional: str, more_opti
         """Run the function on tensors that exist; a state that nobody asked for is empty."""
         named = dict(zip(names, tensors, strict=False))  # without those at the end that were left out
         out, state = function(**named, **options)
-        return out, out.new_empty(0, dtype=torch.float32) if state is None else state
+        return _contiguous(out), out.new_empty(0, dtype=torch.float32) if state is None else _contiguous(state)
 
     def fake(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
         """Return tensors of the results' shapes, dtypes and strides."""
-        return _fake(dict(zip(names, tensors, strict=False)), options)
+        return _fake(name, dict(zip(names, tensors, strict=False)), options)
 
     def no_backward(_: Any, *__: Any) -> None:
         """Refuse to be differentiated."""
@@ -58,9 +58,20 @@ def _schema(required: str, optional: str, more_options: str) -> str:
     return f"({', '.join(arguments)}) -> (Tensor, Tensor)"
 
 
-def _fake(tensors: dict[str, Any], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _contiguous(result: Tensor) -> Tensor:
+    """Return a result with the strides that torch gives its shape; NumPy has other ones where there is no element."""
+    return result if result.numel() else result.new_empty(result.shape)
+
+
+def _fake(name: str, tensors: dict[str, Any], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return new results without elements' values: both contiguous, the state float32."""
     q, v, cu_seqlens = tensors["q"], tensors["v"], tensors.get("cu_seqlens")
+    # torch comes here with real tensors, too, where one among them is on "meta".
+    for key, tensor in tensors.items():
+        if tensor is not None and tensor.device != q.device:
+            raise UnsupportedError(
+                f"{name}: `{key}` must be where `q` is, on {q.device}, got a tensor on {tensor.device}"
+            )
     n_sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     widths = (v.shape[3], q.shape[3]) if options.get("state_v_first", False) else (q.shape[3], v.shape[3])
     state = (n_sequences, v.shape[2], *widths) if options.get("output_final_state", False) else (0,)

@@ -197,3 +197,29 @@ def test_what_the_functions_refuse_the_ops_refuse(name: str) -> None:
         run(**tensors, A_log=torch.zeros(HV), **options)
     with pytest.raises(ContractError, match=f"^{name}: `allow_neg_eigval` must be False without"):
         run(**tensors, **options, allow_neg_eigval=True)
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_tensors_on_meta_are_all_or_none(name: str, form: str) -> None:
+    """Among real tensors one without memory would otherwise make results of whatever lies in theirs."""
+    tensors, options = call_of(name, form, packed=True, with_state=True)
+    run, on_meta = getattr(ops, name), {key: tensor.to("meta") for key, tensor in tensors.items()}
+    out, state = run(**on_meta, **options)
+    assert (out.device.type, out.shape, state.shape) == ("meta", tensors["v"].shape, tensors["initial_state"].shape)
+    for key in tensors:
+        wrong, came = ("k", "cpu") if key == "q" else (key, "meta")
+        with pytest.raises(UnsupportedError, match=rf"^{name}: `{wrong}` must be where `q` is, .* on {came}"):
+            run(**tensors | {key: on_meta[key]}, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("without", ["tokens", "rows", "sequences"])
+def test_fakes_of_results_without_elements(name: str, without: str) -> None:
+    tensors, options = call_of(name, "channels" if "kda" in name else "heads", packed=without == "sequences")
+    tensors = {key: x[:0] if without == "rows" else x[:, :0] if x.ndim > 1 else x[:1] for key, x in tensors.items()}
+    found = getattr(ops, name)(**tensors, **options)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = getattr(ops, name)(**{key: mode.from_tensor(x) for key, x in tensors.items()}, **options)
+    described = [[(x.shape, x.stride(), x.dtype) for x in pair] for pair in (found, fakes)]
+    assert described[0] == described[1]
+    assert 0 in found[0].shape
