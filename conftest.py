@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 NEEDS = {
-    "torch": ["cgdr_numba/integrations/torch.py"],
+    "torch": ["cgdr_numba/integrations/torch.py", "cgdr_numba/integrations/custom_ops.py"],
     "transformers": [
         "cgdr_numba/integrations/generation.py",
         "cgdr_numba/integrations/recording.py",

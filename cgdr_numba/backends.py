@@ -67,7 +67,8 @@ def run(problem: Problem, options: Options) -> tuple[Array, Array]:
         plan, arith = _plan(checks, problem, options), _arith(checks, options)
         out, final_state = _results(problem, backend)
         parts.run_faithful(problem, plan, arith, threads, out, final_state)
-    _pass_states_through(problem, final_state)
+    if 0 in problem.lengths:
+        _pass_states_through(problem, final_state)
     return out, final_state
 
 
@@ -110,13 +111,9 @@ def run_recurrent(problem: Problem, options: RecurrentOptions) -> tuple[Array, A
             raise _float64_is_goldens(checks, options.backend)
         state = _final_state(checks, problem, options)
         out = memory.result(problem.v.shape, problem.q.dtype)
-        n_bins = threads or current_threads()
-        if problem.gk is None and problem.gv is None:
-            parts.run_steps(problem, n_bins, threads, out, state)
-        else:
-            parts.run_channels(problem, n_bins, threads, out, state)
-        seen = state if problem.state_v_first else state.swapaxes(2, 3)
-    _pass_states_through(problem, seen)
+        parts.run_tokens(problem, threads or current_threads(), threads, out, state)
+    if 0 in problem.lengths:
+        _pass_states_through(problem, state if problem.state_v_first else state.swapaxes(2, 3))
     return out, state
 
 
@@ -168,9 +165,8 @@ def _same_memory(a: Array, b: Any) -> bool:
 
 def _pass_states_through(problem: Problem, final_state: Array) -> None:
     """Copy the states of sequences without tokens; final_state is seen as [N, Hv, Dv, Dk]."""
-    if 0 in problem.lengths:
-        for n in np.flatnonzero(problem.sequences.length == 0):
-            final_state[n] = round_to(problem.state[n].astype(FLOAT64), final_state.dtype)
+    for n in np.flatnonzero(problem.sequences.length == 0):
+        final_state[n] = round_to(problem.state[n].astype(FLOAT64), final_state.dtype)
 
 
 def _float64_is_goldens(checks: Checks, backend: object) -> DtypeError:

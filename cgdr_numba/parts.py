@@ -56,38 +56,35 @@ def run_chunks(problem: "Problem", plan: "HostPlan", threads: int | None, out: A
     _run_parts(problem, CHUNKS_FLOPS, run, final_state, _rounded)
 
 
-def run_steps(problem: "Problem", n_bins: int, threads: int | None, out: Array, final_state: Array) -> None:
-    """Run fast's token loop in at most n_bins bins; writes as `core.fast.launch.run_steps` does.
+def run_tokens(problem: "Problem", n_bins: int, threads: int | None, out: Array, final_state: Array) -> None:
+    """Run fast's token loop in at most n_bins bins: the plain one, or the one with decays of channels or columns.
 
-    final_state is in the caller's layout.
+    Writes as `core.fast.launch.run_steps` does; final_state is in the caller's layout.
     """
-    if problem.dims.n_tokens <= tokens_of(STEPS_FLOPS, problem.dims):
-        fast.run_steps(problem, plan_steps(problem.dims, problem.lengths, n_bins), threads, out, final_state)
+    loop, flops = _steps, STEPS_FLOPS
+    if problem.gk is not None or problem.gv is not None:
+        loop, flops = _channels, CHANNELS_FLOPS
+    if problem.dims.n_tokens <= tokens_of(flops, problem.dims):
+        loop(problem, n_bins, threads, out, final_state)
         return
 
     def run(part: "Problem", states: Array) -> None:
-        plan = plan_steps(part.dims, part.lengths, n_bins)
-        fast.run_steps(part, plan, threads, out, states if part.state_v_first else states.swapaxes(2, 3))
+        loop(part, n_bins, threads, out, states if part.state_v_first else states.swapaxes(2, 3))
 
     seen = final_state if problem.state_v_first else final_state.swapaxes(2, 3)
-    _run_parts(problem, STEPS_FLOPS, run, seen, _rounded)
+    _run_parts(problem, flops, run, seen, _rounded)
 
 
-def run_channels(problem: "Problem", n_bins: int, threads: int | None, out: Array, final_state: Array) -> None:
-    """Run fast's token loop with decays of channels or columns; writes as `core.fast.channel_launch` does.
+def _steps(problem: "Problem", n_bins: int, threads: int | None, out: Array, final_state: Array) -> None:
+    """Plan and run the plain token loop in one go."""
+    plan = plan_steps(problem.dims, problem.lengths, n_bins)
+    fast.run_steps(problem, plan, threads, out, final_state)
 
-    final_state is in the caller's layout.
-    """
 
-    def run(part: "Problem", states: Array) -> None:
-        plan = plan_channels(part.dims, part.lengths, n_bins, host_cache_bytes())
-        channels.run_channels(part, plan, threads, out, states if part.state_v_first else states.swapaxes(2, 3))
-
-    seen = final_state if problem.state_v_first else final_state.swapaxes(2, 3)
-    if problem.dims.n_tokens <= tokens_of(CHANNELS_FLOPS, problem.dims):
-        run(problem, seen)
-    else:
-        _run_parts(problem, CHANNELS_FLOPS, run, seen, _rounded)
+def _channels(problem: "Problem", n_bins: int, threads: int | None, out: Array, final_state: Array) -> None:
+    """Plan and run the token loop with decays of channels or columns in one go."""
+    plan = plan_channels(problem.dims, problem.lengths, n_bins, host_cache_bytes())
+    channels.run_channels(problem, plan, threads, out, final_state)
 
 
 def run_faithful(

@@ -18,6 +18,8 @@ from cgdr_numba import (
 from cgdr_numba.core.dtypes import BFLOAT16
 
 LENGTHS = (150, 0, 64, 65, 3, 201)
+FLOPS = ("CHUNKS_FLOPS", "STEPS_FLOPS", "CHANNELS_FLOPS", "FAITHFUL_FLOPS")
+"""What says how long calls in one go may be."""
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def n_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(int(lengths.sum()))
         return lengths
 
-    for name in ("CHUNKS_FLOPS", "STEPS_FLOPS", "FAITHFUL_FLOPS"):
+    for name in FLOPS:
         monkeypatch.setattr(parts, name, 0.0)
     monkeypatch.setattr(parts, "next_lengths", noted)
     return seen
@@ -60,7 +62,7 @@ def run_as_before(call: Any, n_parts: list[int]) -> None:
     assert len(n_parts) > 1
     assert sum(n_parts) == sum(LENGTHS)
     with pytest.MonkeyPatch.context() as whole:
-        for name in ("CHUNKS_FLOPS", "STEPS_FLOPS", "FAITHFUL_FLOPS"):
+        for name in FLOPS:
             whole.setattr(parts, name, 1e12)
         n = len(n_parts)
         expected = call()
@@ -86,8 +88,13 @@ def test_bits_of_one_go(backend: str, dtype: Any, state_v_first: bool, threads: 
 @pytest.mark.slow
 @pytest.mark.parametrize("state_v_first", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_bits_of_one_go_recurrent(state_v_first: bool, in_place: bool, n_parts: list[int]) -> None:
+@pytest.mark.parametrize("channels", [(), ("gk",), ("gv",), ("gk", "gv")], ids="+".join)
+def test_bits_of_one_go_recurrent(
+    state_v_first: bool, in_place: bool, channels: tuple[str, ...], n_parts: list[int]
+) -> None:
     given = call_arguments(BFLOAT16)
+    rng = np.random.default_rng(4)
+    given |= {name: -rng.random((1, sum(LENGTHS), 4, 20 if name == "gk" else 24)) for name in channels}
     if state_v_first:
         given["initial_state"] = np.ascontiguousarray(given["initial_state"].swapaxes(2, 3))
 

@@ -68,15 +68,15 @@ ARCHITECTURES = list(_CLASSES)
 """Those of this version of transformers."""
 
 
-def build(architecture: str, dtype: str = "float32") -> Any:
-    """Return a model in eval mode.
+def build(architecture: str, dtype: str = "float32", n_words: int = 128) -> Any:
+    """Return a model in eval mode over a vocabulary of n_words.
 
     Its linear-attention weights are three times those of a new model, so that an operator that is off by 1 % moves the
     logits by 3 %. With ten times torch's own path differs from itself, in parts and as a whole, by 1.6e-5.
     """
     kind, config_kind, sizes = _CLASSES[architecture]
     torch.manual_seed(0)
-    model = getattr(transformers, kind)(getattr(transformers, config_kind)(**sizes))
+    model = getattr(transformers, kind)(getattr(transformers, config_kind)(**sizes | {"vocab_size": n_words}))
     with torch.no_grad():
         for layer in model.modules():
             if "Delta" in type(layer).__name__:

@@ -20,7 +20,7 @@ def demo() -> None:
             print_text(call_lines(call))
             runs = []
             for backend in call.kind.backends:
-                announce_compiling(call.operator, backend)
+                announce_compiling(call.operator, backend, call.has_channels)
                 runs.append(run_call(call, backend))
                 print_text(f"\n{backend}: {plan_line(runs[-1])}\n{time_line(runs[-1])}")
             print_text("\nrelative rms against the recorded float64 results\n")

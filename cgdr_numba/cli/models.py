@@ -41,13 +41,15 @@ def generate(
     with errors_in_a_line(as_json):
         _need_models("generate")
         from cgdr_numba.integrations import generation
+        from cgdr_numba.integrations.transformers.architectures import find_layers
 
         model = generation.load_model(model_dir, dtype)
         text = generation.load_text(model_dir, model)
         tokens = text.encode(prompt)
         generation.check_request("generate", tokens, max_new_tokens)
         if backend or compare:
-            announce_compiling(CHUNK_OPERATOR, "fast")
+            has_channels = any(layer.rule.operator == "kda" for layer in find_layers("generate", model))
+            announce_compiling(CHUNK_OPERATOR, "fast", has_channels)
         runs: dict[str, Generation] = {}
         for with_backend in (False, True) if compare else (backend,):
             runs[_PATHS[with_backend]] = generation.generate(
@@ -75,7 +77,9 @@ def record(
 ) -> None:
     """Write a model's operator calls as files for `cgdr run`.
 
-    They are in the NPU operator's form: q and k normalised, sequences one after another, states [N, Hv, Dv, Dk].
+    They are in the NPU operators' form: q and k normalised, sequences one after another, states [N, Hv, Dv, Dk]. Layers
+    of Kimi Delta Attention give calls over a pool with one slot a sequence; --backend faithful takes those of up to 8
+    tokens, so the decode calls that --max-new-tokens 2 and more ask for.
     """
     with errors_in_a_line():
         _need_models("record")

@@ -67,9 +67,9 @@ def _device_line(plan: Plan | PoolPlan, fill: str, ub_bytes: int, revision: str)
     )
 
 
-def announce_compiling(operator: str, backend: str) -> None:
-    """Say before a backend's run that it will first compile."""
-    if will_compile(operator, backend):
+def announce_compiling(operator: str, backend: str, has_channels: bool = False) -> None:
+    """Say before a backend's run that it will first compile; has_channels: for calls with a gate for every channel."""
+    if will_compile(operator, backend, has_channels):
         print_progress(f"compiling the {backend} kernel: about 20 s the first time, then it is kept on disk ...")
 
 

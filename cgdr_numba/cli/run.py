@@ -37,7 +37,7 @@ def run(
         recorded = load_call(call)
         if output is not None:
             check_output(output, recorded)
-        announce_compiling(recorded.operator, backend)
+        announce_compiling(recorded.operator, backend, recorded.has_channels)
         result = run_call(recorded, backend, target)
         if output is not None:
             save_results(output, recorded, (result.out, result.final_state), result.plan or backend)

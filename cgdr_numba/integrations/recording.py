@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,25 +13,28 @@ from torch import Tensor, nn
 import cgdr_numba
 from cgdr_numba.core.dtypes import round_to
 from cgdr_numba.core.tensors import as_arrays
-from cgdr_numba.errors import UnsupportedError
 from cgdr_numba.integrations.generation import check_request, step
 from cgdr_numba.integrations.transformers import observed
 from cgdr_numba.integrations.transformers.guard import Call, Run
 from cgdr_numba.integrations.transformers.operators import Inputs, OurOperators, read_inputs
 from cgdr_numba.parity.calls import RecordedCall, save_call
-from cgdr_numba.parity.operators import CHUNK_OPERATOR
+from cgdr_numba.parity.operators import CHUNK_OPERATOR, RECURRENT_OPERATOR
 from cgdr_numba.parity.replays import replay
 
 Array = NDArray[Any]
 
 
-class Recorder:
-    """Operators that note every call in the NPU's form and write it to a file."""
+OPERATORS: Final = {"gdr": CHUNK_OPERATOR, "kda": RECURRENT_OPERATOR}
+"""As whose calls those of a kind of layer are written: log decays of channels are taken over a pool of states only."""
 
-    def __init__(self, folder: Path, layers: dict[nn.Module, str], expected: bool) -> None:
-        """Take the folder, the layers' names for files, and whether float64 results are written beside the inputs."""
-        self._folder, self._layers, self._expected = folder, layers, expected
-        self._operators = OurOperators("gdr", None, Counter())
+
+class Recorder:
+    """Operators of one kind of layer that note every call in the NPU's form and write it to a file."""
+
+    def __init__(self, kind: str, folder: Path, layers: dict[nn.Module, str], expected: bool) -> None:
+        """Take "gdr" or "kda", the folder, the layers' names for files, and whether float64 results are written too."""
+        self._kind, self._folder, self._layers, self._expected = kind, folder, layers, expected
+        self._operators = OurOperators(kind, None, Counter())
         self._n_calls: Counter[str] = Counter()
         self.paths: list[Path] = []
 
@@ -48,18 +51,19 @@ class Recorder:
         """Write one call; the references are golden's, in float64 from the recorded inputs, rounded to their dtypes."""
         metadata["recorded_by"] = f"cgdr_numba {cgdr_numba.__version__}"
         scale = float(inputs.q.shape[-1]) ** -0.5
-        call = RecordedCall(str(path), CHUNK_OPERATOR, npu_arrays(inputs), {}, scale, metadata)
+        arrays = pool_arrays(inputs) if self._kind == "kda" else npu_arrays(inputs)
+        call = RecordedCall(str(path), OPERATORS[self._kind], arrays, {}, scale, metadata)
         if self._expected:
-            out, state = replay(call, "golden")
-            dtypes = (call.arrays["value"].dtype, call.arrays["initial_state"].dtype)
-            results = [round_to(x.astype(np.float64), dtype) for x, dtype in zip((out, state), dtypes, strict=True)]
-            call = replace(call, expected=dict(zip(("out", "final_state"), results, strict=True)))
+            names, given = ("out", call.kind.state), ("value", "state" if self._kind == "kda" else "initial_state")
+            results = zip(names, replay(call, "golden"), given, strict=True)
+            expected = {name: round_to(x.astype(np.float64), arrays[like].dtype) for name, x, like in results}
+            call = replace(call, expected=expected)
         save_call(path, call)
         self.paths.append(path)
 
 
 def npu_arrays(inputs: Inputs) -> dict[str, Array]:
-    """Return a layer's call by the NPU operator's arguments.
+    """Return a layer's call by the arguments of `npu_chunk_gated_delta_rule`.
 
     Rows of a batch become sequences one after another ([T, H, D]), states [N, Hv, Dv, Dk]; q and k are normalised
     where the layer leaves that to the operator, in float32 and rounded to their dtype.
@@ -86,6 +90,18 @@ def npu_arrays(inputs: Inputs) -> dict[str, Array]:
     return dict(zip(copies, as_arrays("record", **copies), strict=True))
 
 
+def pool_arrays(inputs: Inputs) -> dict[str, Array]:
+    """Return the call of a layer whose g is [B, T, Hv, Dk] by the arguments of `npu_recurrent_gated_delta_rule`.
+
+    The pool has one slot a sequence: its initial state, which every token of the sequence moves on.
+    """
+    arrays = npu_arrays(inputs)
+    arrays["gk"], arrays["state"] = arrays.pop("g"), arrays.pop("initial_state")
+    lengths = arrays["actual_seq_lengths"]
+    arrays["ssm_state_indices"] = np.repeat(np.arange(len(lengths)), lengths)
+    return arrays
+
+
 def _normalised(x: Tensor) -> Tensor:
     """Return x / sqrt(sum x^2 + 1e-6) over the last axis, in x's dtype."""
     wide = x.float()
@@ -96,6 +112,9 @@ def record(
     model: nn.Module, prompt: list[int], folder: Path, *, max_new_tokens: int = 1, expected: bool = True
 ) -> list[Path]:
     """Run a prompt and greedy tokens after it, and write every operator call to `folder`.
+
+    Calls of layers with one log decay a head are `npu_chunk_gated_delta_rule`'s, those of layers with one a channel
+    (KDA) `npu_recurrent_gated_delta_rule`'s, over a pool with one slot a sequence.
 
     Args:
         model: A causal language model in eval mode.
@@ -109,17 +128,16 @@ def record(
 
     Raises:
         ContractError: The prompt is empty, or no token is asked for.
-        UnsupportedError: The model has no layer that is covered, or layers whose calls have no file format.
+        UnsupportedError: The model has no layer that is covered.
     """
     check_request("record", prompt, max_new_tokens)
     names = {module: f"layer{module.layer_idx}" for module in model.modules() if hasattr(module, "layer_idx")}
-    recorder = Recorder(folder, names, expected)
+    recorders: list[Recorder] = []
 
-    def recording(operator: str) -> Recorder:
-        """Return the recorder, for layers whose calls it can write."""
-        if operator != "gdr":
-            raise UnsupportedError("record: calls with one log decay a key element have no file format")
-        return recorder
+    def recording(kind: str) -> Recorder:
+        """Return a recorder for one kind of layer."""
+        recorders.append(Recorder(kind, folder, names, expected))
+        return recorders[-1]
 
     with observed(model, recording), torch.inference_mode():
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,4 +145,4 @@ def record(
         for _ in range(max_new_tokens):
             logits, cache = step(model, ids, cache)
             ids = logits[:, -1].argmax(-1, keepdim=True)
-    return recorder.paths
+    return [path for recorder in recorders for path in recorder.paths]

@@ -1,82 +1,35 @@
 """The operators of fla's names as torch custom ops, which `torch.compile` and `torch.export` keep as one node each.
 
-Importing this module registers ``torch.ops.cgdr_numba.chunk_gated_delta_rule`` and
-``torch.ops.cgdr_numba.fused_recurrent_gated_delta_rule``. An op has two results, always; where no final state is asked
-for, the second is empty. The functions here return None for it, as fla's do.
+Importing this module registers ``torch.ops.cgdr_numba.chunk_gated_delta_rule``, ``fused_recurrent_gated_delta_rule``,
+``chunk_kda`` and ``fused_recurrent_kda``. An op has two results, always; where no final state is asked for, the second
+is empty. The functions here return None for it, as fla's do. No op writes into its arguments: there is no out_state.
 
 Eager code needs none of this: `cgdr_numba.chunk_gated_delta_rule` takes torch tensors as it is, and checks more
 cheaply.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import cgdr_numba
-from cgdr_numba.errors import UnsupportedError
+from cgdr_numba.integrations.custom_ops import define
 
-__all__ = ["chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"]
+__all__ = ["chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_gated_delta_rule", "fused_recurrent_kda"]
 
-_SIGNATURE = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? beta=None, Tensor? initial_state=None, "
-    "Tensor? cu_seqlens=None, *, float? scale=None, bool output_final_state=False, "
-    "bool use_qk_l2norm_in_kernel=False, bool state_v_first=False) -> (Tensor, Tensor)"
-)
-"""All tensors are positional, as torch asks of ops that autograd knows."""
-
-
-def _define(name: str, function: Callable[..., Any]) -> None:
-    """Register one op: its schema, its CPU code, what it returns under tracing, and that it has no backward."""
-    qualified = f"cgdr_numba::{name}"
-
-    def run(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor | None = None,
-        beta: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Run the operator on tensors that exist; a state that nobody asked for is empty."""
-        tensors = {"g": g, "beta": beta, "initial_state": initial_state, "cu_seqlens": cu_seqlens}
-        out, state = function(q, k, v, **tensors, **options)
-        return out, q.new_empty(0, dtype=torch.float32) if state is None else state
-
-    def no_backward(_: Any, *__: Any) -> None:
-        """Refuse to be differentiated."""
-        raise UnsupportedError(
-            f"{name}: no gradients are computed here; train through transformers' or fla's functions"
-        )
-
-    torch.library.define(qualified, _SIGNATURE, tags=(torch.Tag.flexible_layout,))
-    torch.library.impl(qualified, "CPU", run)
-    torch.library.register_fake(qualified, _fake)
-    torch.library.register_autograd(qualified, no_backward)
+define(cgdr_numba.chunk_gated_delta_rule, "q k v", "g beta initial_state cu_seqlens A_log dt_bias")
+define(cgdr_numba.fused_recurrent_gated_delta_rule, "q k v", "g beta initial_state cu_seqlens A_log dt_bias gk gv")
+for _kda in (cgdr_numba.chunk_kda, cgdr_numba.fused_recurrent_kda):
+    define(
+        _kda, "q k v g beta", "initial_state cu_seqlens A_log dt_bias", "bool safe_gate=False, float? lower_bound=None"
+    )
 
 
-def _fake(
-    q: Tensor,
-    _k: Tensor,
-    v: Tensor,
-    _g: Tensor | None = None,
-    _beta: Tensor | None = None,
-    _initial_state: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return tensors of the results' shapes, dtypes and strides: all contiguous, the state float32."""
-    n_sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    widths = (v.shape[3], q.shape[3]) if options.get("state_v_first", False) else (q.shape[3], v.shape[3])
-    state = (n_sequences, v.shape[2], *widths) if options.get("output_final_state", False) else (0,)
-    return q.new_empty(v.shape), q.new_empty(state, dtype=torch.float32)
-
-
-_define("chunk_gated_delta_rule", cgdr_numba.chunk_gated_delta_rule)
-_define("fused_recurrent_gated_delta_rule", cgdr_numba.fused_recurrent_gated_delta_rule)
+def _call(op: Any, *tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Run an op; its second result is the final state where that was asked for."""
+    out, state = op(*tensors, **options)
+    return out, state if options["output_final_state"] else None
 
 
 def chunk_gated_delta_rule(
@@ -90,6 +43,11 @@ def chunk_gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -105,6 +63,11 @@ def chunk_gated_delta_rule(
         initial_state: [N, Hv, Dk, Dv], any float dtype; [N, Hv, Dv, Dk] with state_v_first. None means zeros.
         output_final_state: Whether the final state is returned.
         use_qk_l2norm_in_kernel: Normalise q and k first, x / sqrt(sum x^2 + 1e-6).
+        use_gate_in_kernel: Whether g holds raw projections, and the log decay is -exp(A_log) softplus(g + dt_bias).
+        A_log: Logarithm of each head's decay rate [Hv]; an error without use_gate_in_kernel.
+        dt_bias: Added to g [Hv]; None means zeros. An error without use_gate_in_kernel.
+        use_beta_sigmoid_in_kernel: Whether beta holds logits, and sigmoid(beta) is written.
+        allow_neg_eigval: Whether the sigmoid is doubled; an error without use_beta_sigmoid_in_kernel.
         state_v_first: Whether states are [N, Hv, Dv, Dk], in and out.
         cu_seqlens: Sums of lengths [N + 1] from 0 to T, integers; B must be 1. None makes every batch row a sequence.
 
@@ -112,7 +75,7 @@ def chunk_gated_delta_rule(
         (out [B, T, Hv, Dv] in q's dtype, final state in float32 or None), new contiguous tensors.
 
     Raises:
-        ContractError: Shapes or lengths break the contract; when the op runs.
+        ContractError: Shapes, lengths or options break the contract; when the op runs.
         UnsupportedError: From a backward pass: there are no gradients.
 
     Numerics:
@@ -128,7 +91,8 @@ def chunk_gated_delta_rule(
         >>> out.flatten().tolist(), state.item()
         ([3.0, 2.75, 3.6875], 3.6875)
     """
-    out, state = torch.ops.cgdr_numba.chunk_gated_delta_rule(
+    return _call(
+        torch.ops.cgdr_numba.chunk_gated_delta_rule,
         q,
         k,
         v,
@@ -136,12 +100,16 @@ def chunk_gated_delta_rule(
         beta,
         initial_state,
         cu_seqlens,
+        A_log,
+        dt_bias,
         scale=scale,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
         state_v_first=state_v_first,
     )
-    return out, state if output_final_state else None
 
 
 def fused_recurrent_gated_delta_rule(
@@ -150,17 +118,25 @@ def fused_recurrent_gated_delta_rule(
     v: Tensor,
     *,
     g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
     beta: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Run `cgdr_numba.fused_recurrent_gated_delta_rule` on fast as one torch op: decode, and short prefills.
 
-    Arguments, results, errors and numerics are those of `chunk_gated_delta_rule` here, token by token.
+    Arguments, results, errors and numerics are those of `chunk_gated_delta_rule` here, token by token; gk
+    [B, T, Hv, Dk] and gv [B, T, Hv, Dv] are further log decays, of every channel of a key and every column of a value.
 
     Example:
         >>> import pytest; torch = pytest.importorskip("torch")
@@ -170,7 +146,8 @@ def fused_recurrent_gated_delta_rule(
         >>> out.item(), state.item()
         (6.0, 6.0)
     """
-    out, state = torch.ops.cgdr_numba.fused_recurrent_gated_delta_rule(
+    return _call(
+        torch.ops.cgdr_numba.fused_recurrent_gated_delta_rule,
         q,
         k,
         v,
@@ -178,9 +155,148 @@ def fused_recurrent_gated_delta_rule(
         beta,
         initial_state,
         cu_seqlens,
+        A_log,
+        dt_bias,
+        gk,
+        gv,
         scale=scale,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
         state_v_first=state_v_first,
     )
-    return out, state if output_final_state else None
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Run `cgdr_numba.chunk_kda` on fast as one torch op: as `chunk_gated_delta_rule`, with S[d] <- e^g[d] S[d].
+
+    Arguments, results, errors and numerics are those of `chunk_gated_delta_rule` here, but for these.
+
+    Args:
+        q: As in `chunk_gated_delta_rule`, like all that is not named here.
+        k: As in `chunk_gated_delta_rule`.
+        v: As in `chunk_gated_delta_rule`.
+        g: Natural log of the decay of every channel of a key [B, T, Hv, Dk], any float dtype.
+        beta: How much of the error is written [B, T, Hv], any float dtype.
+        scale: As in `chunk_gated_delta_rule`.
+        initial_state: As in `chunk_gated_delta_rule`.
+        output_final_state: As in `chunk_gated_delta_rule`.
+        use_qk_l2norm_in_kernel: As in `chunk_gated_delta_rule`.
+        use_gate_in_kernel: Whether g holds raw projections, and the log decay is -exp(A_log) softplus(g + dt_bias), or
+            lower_bound sigmoid(exp(A_log) (g + dt_bias)) where lower_bound is given.
+        A_log: Logarithm of each head's rate [Hv]; None means a rate of 1.
+        dt_bias: Added to g, [Hv * Dk] or [Hv, Dk]; None means zeros.
+        use_beta_sigmoid_in_kernel: As in `chunk_gated_delta_rule`.
+        allow_neg_eigval: As in `chunk_gated_delta_rule`.
+        safe_gate: fla's promise that gates are bounded, which asks for lower_bound; it changes no result.
+        lower_bound: What the bounded form of the gate approaches, from -5 to below 0.
+        state_v_first: As in `chunk_gated_delta_rule`.
+        cu_seqlens: As in `chunk_gated_delta_rule`.
+
+    Example:
+        >>> import pytest; torch = pytest.importorskip("torch")
+        >>> from cgdr_numba.integrations.torch import chunk_kda
+        >>> one, v = torch.ones(1, 3, 1, 1), torch.tensor([2.0, 4.0, 6.0]).view(1, 3, 1, 1)
+        >>> half = torch.full((1, 3, 1), 0.5)
+        >>> out, state = chunk_kda(one, one, v, half.log()[..., None], half, scale=1.0, output_final_state=True,
+        ...     initial_state=torch.full((1, 1, 1, 1), 8.0))
+        >>> out.flatten().tolist(), state.item()
+        ([3.0, 2.75, 3.6875], 3.6875)
+    """
+    return _call(
+        torch.ops.cgdr_numba.chunk_kda,
+        q,
+        k,
+        v,
+        g,
+        beta,
+        initial_state,
+        cu_seqlens,
+        A_log,
+        dt_bias,
+        scale=scale,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
+        safe_gate=safe_gate,
+        lower_bound=lower_bound,
+    )
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Run `cgdr_numba.fused_recurrent_kda` on fast as one torch op; all is that of `chunk_kda` here, bit for bit.
+
+    Example:
+        >>> import pytest; torch = pytest.importorskip("torch")
+        >>> from cgdr_numba.integrations.torch import fused_recurrent_kda
+        >>> one = torch.ones(1, 1, 1, 1)
+        >>> out, state = fused_recurrent_kda(one, one, 6 * one, -one, one[0], scale=1.0, output_final_state=True)
+        >>> out.item(), state.item()
+        (6.0, 6.0)
+    """
+    return _call(
+        torch.ops.cgdr_numba.fused_recurrent_kda,
+        q,
+        k,
+        v,
+        g,
+        beta,
+        initial_state,
+        cu_seqlens,
+        A_log,
+        dt_bias,
+        scale=scale,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
+        safe_gate=safe_gate,
+        lower_bound=lower_bound,
+    )

@@ -5,10 +5,9 @@ from typing import Any, Literal, Never
 from numpy.typing import NDArray
 
 from cgdr_numba.backends import Options, run
-from cgdr_numba.core.checks import Checks
-from cgdr_numba.core.contract import Tensors, cann_problem, fla_problem
+from cgdr_numba.core.contract import Tensors, cann_problem
 from cgdr_numba.core.gate_options import GateOptions
-from cgdr_numba.core.tensors import as_arrays, as_lengths, as_tensors, is_tensor
+from cgdr_numba.ops.fla import FlaOptions, call_chunked
 from cgdr_numba.ops.keywords import refuse_unknown
 from cgdr_numba.sched.device import DeviceSpec
 from cgdr_numba.sched.host_plan import HostPlan
@@ -131,27 +130,19 @@ def chunk_gated_delta_rule(
     """
     op = "chunk_gated_delta_rule"
     refuse_unknown(op, unknown)
-    wants_state = Checks(op).flag("output_final_state", output_final_state)
-    torch_call = is_tensor(q)
-    if torch_call:
-        q, k, v, g, beta, initial_state, A_log, dt_bias = as_arrays(
-            op, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias
-        )
-        cu_seqlens = as_lengths(op, cu_seqlens)
-    problem = fla_problem(
+    return call_chunked(
         op,
         Tensors(q, k, v, g, beta, initial_state),
-        scale=scale,
-        normalise=use_qk_l2norm_in_kernel,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        FlaOptions(
+            scale,
+            use_qk_l2norm_in_kernel,
+            state_v_first,
+            cu_seqlens,
+            output_final_state,
+            GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        ),
+        Options(backend, target, plan, threads, overflow, axpy),
     )
-    out, state = run(problem, Options(backend, target, plan, threads, overflow, axpy))
-    final_state = None
-    if wants_state:
-        final_state = state if problem.state_v_first else state.swapaxes(2, 3)
-    return as_tensors(out, final_state) if torch_call else (out, final_state)
 
 
 def npu_chunk_gated_delta_rule(

@@ -4,11 +4,10 @@ from typing import Any, Literal, Never
 
 from numpy.typing import NDArray
 
-from cgdr_numba.backends import RecurrentOptions, run_recurrent
-from cgdr_numba.core.checks import Checks
-from cgdr_numba.core.contract import Tensors, fla_problem
+from cgdr_numba.backends import RecurrentOptions
+from cgdr_numba.core.contract import Tensors
 from cgdr_numba.core.gate_options import Channels, GateOptions, KdaOptions
-from cgdr_numba.core.tensors import as_arrays, as_lengths, as_tensors, is_tensor
+from cgdr_numba.ops.fla import FlaOptions, call_recurrent
 from cgdr_numba.ops.keywords import refuse_not_offered, refuse_unknown
 
 Array = NDArray[Any]
@@ -117,26 +116,20 @@ def chunk_kda(
     op = "chunk_kda"
     refuse_unknown(op, unknown)
     refuse_not_offered(op, disable_recompute=disable_recompute, return_intermediate_states=return_intermediate_states)
-    wants_state = Checks(op).flag("output_final_state", output_final_state)
-    torch_call = is_tensor(q)
-    if torch_call:
-        q, k, v, g, beta, initial_state, A_log, dt_bias = as_arrays(
-            op, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias
-        )
-        cu_seqlens = as_lengths(op, cu_seqlens)
-    problem = fla_problem(
+    return call_recurrent(
         op,
         Tensors(q, k, v, None, beta, initial_state),
-        scale=scale,
-        normalise=use_qk_l2norm_in_kernel,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        channels=Channels(gk=g, kda=KdaOptions(safe_gate, lower_bound)),
+        FlaOptions(
+            scale,
+            use_qk_l2norm_in_kernel,
+            state_v_first,
+            cu_seqlens,
+            output_final_state,
+            GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+            Channels(gk=g, kda=KdaOptions(safe_gate, lower_bound)),
+        ),
+        RecurrentOptions(backend, threads, None, initial_state),
     )
-    out, state = run_recurrent(problem, RecurrentOptions(backend, threads, None, initial_state))
-    final_state = state if wants_state else None
-    return as_tensors(out, final_state) if torch_call else (out, final_state)
 
 
 def fused_recurrent_kda(
@@ -222,34 +215,17 @@ def fused_recurrent_kda(
     """
     op = "fused_recurrent_kda"
     refuse_unknown(op, unknown)
-    wants_state = Checks(op).flag("output_final_state", output_final_state)
-    torch_call, given_out_state = is_tensor(q), out_state
-    if torch_call:
-        q, k, v, g, beta, initial_state, A_log, dt_bias, out_state = as_arrays(
-            op,
-            q=q,
-            k=k,
-            v=v,
-            g=g,
-            beta=beta,
-            initial_state=initial_state,
-            A_log=A_log,
-            dt_bias=dt_bias,
-            out_state=out_state,
-        )
-        cu_seqlens = as_lengths(op, cu_seqlens)
-    problem = fla_problem(
+    return call_recurrent(
         op,
         Tensors(q, k, v, None, beta, initial_state),
-        scale=scale,
-        normalise=use_qk_l2norm_in_kernel,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        gates=GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        channels=Channels(gk=g, kda=KdaOptions(safe_gate, lower_bound)),
+        FlaOptions(
+            scale,
+            use_qk_l2norm_in_kernel,
+            state_v_first,
+            cu_seqlens,
+            output_final_state,
+            GateOptions(use_gate_in_kernel, A_log, dt_bias, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+            Channels(gk=g, kda=KdaOptions(safe_gate, lower_bound)),
+        ),
+        RecurrentOptions(backend, threads, out_state, initial_state),
     )
-    out, state = run_recurrent(problem, RecurrentOptions(backend, threads, out_state, initial_state))
-    if torch_call:
-        out, final_state = as_tensors(out, state if wants_state and out_state is None else None)
-        return out, given_out_state if out_state is not None else final_state
-    return out, state if wants_state or out_state is not None else None

@@ -49,6 +49,11 @@ class RecordedCall:
         """What is known of the operator."""
         return OPERATORS[self.operator]
 
+    @property
+    def has_channels(self) -> bool:
+        """Whether there is a gate for every channel of a key, gk [T, Hv, Dk]."""
+        return "gk" in self.arrays and self.arrays["gk"].ndim == 3
+
     def problem(self) -> Problem | PoolProblem:
         """Return the call after every check of the operator's contract; messages begin with the source."""
         given, lengths = self.arrays.get, self.arrays["actual_seq_lengths"]

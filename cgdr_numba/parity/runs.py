@@ -40,12 +40,17 @@ WORKERS: Final = {
 }
 """The workers of the backends that are compiled, by operator."""
 CHANNEL_WORKER: Final = Worker(walk_channels, "cgdr_numba.core.fast.channel_worker._run_bin-*.nbc")
-"""What runs a pool on fast where a call has a gate for every channel."""
+"""What runs calls on fast that have a gate for every channel."""
 
 
-def will_compile(operator: str, backend: str) -> bool:
+def worker_of(operator: str, backend: str, has_channels: bool = False) -> Worker | None:
+    """Return what runs an operator's calls, or those with a gate for every channel; None where nothing is compiled."""
+    return CHANNEL_WORKER if has_channels and backend == "fast" else WORKERS[operator].get(backend)
+
+
+def will_compile(operator: str, backend: str, has_channels: bool = False) -> bool:
     """Return whether the backend's next run has to compile: nothing in this process, nothing kept on disk."""
-    worker = WORKERS[operator].get(backend)
+    worker = worker_of(operator, backend, has_channels)
     if worker is None or numba.config.DISABLE_JIT:
         return False
     if worker.entry.compile_seconds is not None:
@@ -91,9 +96,7 @@ def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None =
     plan, compile_seconds, loaded = None, None, False
     if is_planned(call, backend):
         plan = plan_call(call, target, backend=backend)
-    worker = WORKERS[call.operator].get(backend)
-    if backend == "fast" and "gk" in call.arrays and call.arrays["gk"].ndim == 3:
-        worker = CHANNEL_WORKER
+    worker = worker_of(call.operator, backend, call.has_channels)
     if worker is not None:
         entry = worker.entry
         entry.compile()

@@ -123,7 +123,7 @@ def test_a_run_that_compiles_is_announced(call_path: Path, monkeypatch: pytest.M
     others = [name for name in BACKENDS if name != backend]
     run_call(small_call(), backend)
     assert cgdr("run", call_path, "--backend", backend, "--json").err == ""
-    monkeypatch.setattr(report, "will_compile", lambda operator, name: (operator, name) == (CHUNK_OPERATOR, backend))
+    monkeypatch.setattr(report, "will_compile", lambda operator, name, _: (operator, name) == (CHUNK_OPERATOR, backend))
     answer = cgdr("run", call_path, "--backend", backend, "--json")
     assert answer.err.startswith(f"compiling the {backend} kernel: about 20 s the first time")
     assert answer.json["backend"] == backend

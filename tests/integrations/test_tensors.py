@@ -13,8 +13,10 @@ from cgdr_numba import (
     RecurrentStep,
     UnsupportedError,
     chunk_gated_delta_rule,
+    chunk_kda,
     fused_gdn_gating,
     fused_recurrent_gated_delta_rule,
+    fused_recurrent_kda,
 )
 from cgdr_numba.core import tensors
 
@@ -160,6 +162,57 @@ def test_other_devices(function: Callable[..., Any]) -> None:
     call = call_of("float32") | {"v": torch.empty(B, T, HV, DV, device="meta")}
     with pytest.raises(UnsupportedError, match="`v` must be in the CPU's memory, got a tensor on meta"):
         function(**call)
+
+
+def raw_call_of(function: Callable[..., Any], dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every tensor that a function takes, and the options that they ask for."""
+    rng, is_kda = np.random.default_rng(9), function in (chunk_kda, fused_recurrent_kda)
+    call = call_of(dtype) | {"A_log": torch.from_numpy(rng.standard_normal(HV, np.float32))}
+    if is_kda:
+        call["g"] = torch.from_numpy(rng.standard_normal((B, T, HV, DK), np.float32))
+    call["dt_bias"] = torch.from_numpy(rng.standard_normal(HV * DK if is_kda else HV)).to(getattr(torch, dtype))
+    if function is fused_recurrent_gated_delta_rule:
+        call["gk"] = torch.from_numpy(-rng.random((B, T, HV, DK))).to(getattr(torch, dtype))
+        call["gv"] = torch.from_numpy(-rng.random((B, T, HV, DV)))
+    return call, {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "output_final_state": True}
+
+
+every_function = pytest.mark.parametrize(
+    "function",
+    [chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, chunk_kda, fused_recurrent_kda],
+    ids=lambda function: function.__name__,
+)
+
+
+@every_function
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_tensor_is_taken_for_what_it_is(function: Callable[..., Any], dtype: str) -> None:
+    call, options = raw_call_of(function, dtype)
+    out, state = function(**call, **options)
+    expected, expected_state = function(**{name: as_numpy(x) for name, x in call.items()}, **options)
+    assert as_numpy(out).tobytes() == expected.tobytes()
+    assert as_numpy(state).tobytes() == expected_state.tobytes()
+    if "recurrent" in function.__name__:
+        place = torch.full_like(state, torch.nan)
+        again, moved = function(**call, **options | {"output_final_state": False}, out_state=place)
+        assert moved is place
+        assert torch.equal(again, out)
+        assert torch.equal(moved, state)
+
+
+@every_function
+def test_every_tensor_is_refused_by_its_own_name(function: Callable[..., Any]) -> None:
+    call, options = raw_call_of(function, "float32")
+    if "recurrent" in function.__name__:
+        call["out_state"] = torch.empty(B, HV, DK, DV)
+    for name, tensor in call.items():
+        with pytest.raises(UnsupportedError, match=f"^{function.__name__}: `{name}` must be in the CPU's memory"):
+            function(**call | {name: tensor.to("meta")}, **options)
+        if name != "q":
+            with pytest.raises(
+                DtypeError, match=f"^{function.__name__}: `{name}` must be a torch.Tensor, as the first"
+            ):
+                function(**call | {name: tensor.numpy()}, **options)
 
 
 @both_functions

@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import numba
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+from cgdr_numba.core.cache import cache_folder
 from cgdr_numba.core.dims import Dims
 from cgdr_numba.errors import ContractError, DtypeError, UnsupportedError
 from cgdr_numba.ops import POOL_BACKENDS
+from cgdr_numba.parity import runs
 from cgdr_numba.parity.calls import load_call, sample_decode, save_call, save_results
 from cgdr_numba.parity.metrics import bound_of
 from cgdr_numba.parity.operators import RECURRENT_OPERATOR
 from cgdr_numba.parity.replays import compare, plan_call, replay
-from cgdr_numba.parity.runs import run_call, will_compile
+from cgdr_numba.parity.runs import run_call, will_compile, worker_of
 from cgdr_numba.sched.pool_plan import POOL_REVISION, PoolPlan
 from small_call import POOL_LENGTHS, entries, save_entries, small_pool_call
 
@@ -160,3 +163,35 @@ def test_the_shipped_decode_is_small_and_whole() -> None:
     assert call.problem().dims == Dims(3, 2, 1, 1, 128, 128)
     assert call.arrays["num_accepted_tokens"].tolist() == [1, 2]
     assert sum(x.nbytes for group in (call.arrays, call.expected) for x in group.values()) < 500_000
+
+
+def test_calls_with_gates_of_channels_have_a_worker_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept kernel of calls without them is of no use, and is not waited for."""
+    assert small_pool_call(gates="vector").has_channels
+    assert not any(small_pool_call(gates=gates).has_channels for gates in ("g", "scalar"))
+
+    class Uncompiled:
+        """Stands for a worker that nothing has called in this process."""
+
+        compile_seconds = None
+
+    plain, channels = (worker_of(RECURRENT_OPERATOR, "fast", has_channels) for has_channels in (False, True))
+    assert plain is not None
+    assert channels is not None
+    assert worker_of(RECURRENT_OPERATOR, "faithful", True) is worker_of(RECURRENT_OPERATOR, "faithful")
+    fresh: Any = {"entry": Uncompiled()}
+    monkeypatch.setattr(runs, "WORKERS", {RECURRENT_OPERATOR: {"fast": plain._replace(**fresh)}})
+    monkeypatch.setattr(runs, "CHANNEL_WORKER", channels._replace(**fresh))
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
+    monkeypatch.setenv("CGDR_NUMBA_CACHE_DIR", str(tmp_path))
+    folder = cache_folder()
+    assert folder is not None
+    folder.mkdir()
+    for worker, has_channels in ((plain, False), (channels, True)):
+        kept = folder / worker.kept_as.replace("*", "0.py311")
+        kept.touch()
+        assert not will_compile(RECURRENT_OPERATOR, "fast", has_channels)
+        assert will_compile(RECURRENT_OPERATOR, "fast", not has_channels)
+        kept.unlink()
