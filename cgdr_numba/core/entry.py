@@ -283,6 +283,9 @@ class Kept:
         """Take what launches a block, the address of the kernel, the block's memory, and what lies in its arrays."""
         self._launch, self._address, self._block = launch.dispatcher(), address, memory.ctypes.data
         self._owners = (memory, owners)
+        # Integers need no dispatcher, which would look for the signature once more.
+        (compiled,) = self._launch.overloads.values()
+        self._direct = compiled.entry_point
 
     def __call__(self, n_bins: int, addresses: tuple[int, ...]) -> None:
         """Run all bins, in parallel where there are threads."""
@@ -293,7 +296,7 @@ class Kept:
 
     def in_turn(self, n_bins: int) -> Callable[..., None]:
         """Return what runs the bins one after another, given the addresses, and looks at nothing else on its way."""
-        launch = functools.partial(self._launch, 0, self._address, n_bins, self._block)
+        launch = functools.partial(self._direct, 0, self._address, n_bins, self._block)
         # What the block points to has to last as long as what is returned.
         vars(launch)["owners"] = self._owners
         return launch

@@ -32,11 +32,6 @@ _MEANINGFUL = frozenset(
 """Keywords of fla's that would change results; no version of transformers gives them."""
 
 
-_BY_PLACE = ("query", "key", "value")
-_BY_NAME = frozenset(("g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel"))
-"""How every covered version of transformers gives the arguments of a decode step."""
-
-
 class Inputs(NamedTuple):
     """What a layer gives its operator; keywords of other functions, which it passes on too, are left out."""
 
@@ -94,10 +89,10 @@ class OurOperators:
         """Run one call of a layer."""
         last = self._steps.last
         if last is not None and call.part == "recurrent":
-            result = _repeat(last, call, run)
-            if result is not None:
+            out = _repeat(last, call, run)
+            if out is not None:
                 self._counts["cgdr_numba"] += 1
-                return result
+                return out, call.keywords["initial_state"]
         elif call.part == "convolution":
             return _convolution(call, run)
         inputs = read_inputs(call, run)
@@ -172,28 +167,34 @@ def _read(
     return Inputs(query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, sums)
 
 
-def _repeat(last: _Last, call: Call, run: Run) -> Any:
+def _repeat(last: _Last, call: Call, run: Run) -> Tensor | None:
     """Run a decode step as the last one was; None where it is another one, which nothing has been done for.
 
     Between two layers of a model the weights go through the caches, so whatever is looked at costs: this is all.
     """
     keywords = call.keywords
     if (
-        len(call.arguments) != len(_BY_PLACE)
-        or not keywords.keys() >= _BY_NAME
-        or keywords["use_qk_l2norm_in_kernel"] is not last.normalises
-        or not keywords["output_final_state"]
-        or keywords["initial_state"] is None
-        or keywords.get("cu_seqlens") is not None
+        run.padding is not None
         or run.cu_seqlens is not None
-        or run.padding is not None
-        or not _MEANINGFUL.isdisjoint(keywords)
         or torch.is_grad_enabled()
+        or not _MEANINGFUL.isdisjoint(keywords)
     ):
         return None
-    (query, key, value), state = call.arguments, keywords["initial_state"]
-    out = last.run(query, key, value, keywords["g"], keywords["beta"], state)
-    return None if out is None else (out, state)
+    try:
+        query, key, value = call.arguments
+        g, beta, state = keywords["g"], keywords["beta"], keywords["initial_state"]
+        normalises, is_final_wanted = keywords["use_qk_l2norm_in_kernel"], keywords["output_final_state"]
+    except (KeyError, ValueError):
+        # They are given in another way than by any covered version of transformers.
+        return None
+    if (
+        normalises is not last.normalises
+        or not is_final_wanted
+        or state is None
+        or keywords.get("cu_seqlens") is not None
+    ):
+        return None
+    return last.run(query, key, value, g, beta, state)
 
 
 def _refuse_meaningful(stray: dict[str, Any]) -> None:
