@@ -6,7 +6,7 @@ import typer
 
 from cgdr_numba.cli.console import errors_in_a_line, print_table, print_text
 from cgdr_numba.core.cache import FOLDER_VARIABLE, cache_folder
-from cgdr_numba.core.entry import Entry
+from cgdr_numba.core.entry import Entry, parallel_loop
 from cgdr_numba.core.faithful.pool_worker import walk_cores, walk_cores_optioned
 from cgdr_numba.core.faithful.worker import walk_bins, walk_bins_optioned
 from cgdr_numba.core.fast.channel_worker import walk_channels
@@ -24,6 +24,7 @@ _KERNELS: dict[str, tuple[tuple[str, Compiled | Entry[Any]], ...]] = {
         ("gates of channels and columns", walk_channels),
         ("pool", walk_pool),
         ("raw gates", walk_gates),
+        ("parallel loop", parallel_loop),
     ),
     "faithful": (
         ("prefill, default arithmetic", walk_bins),
@@ -49,7 +50,10 @@ def warmup(
         rows = []
         for name in chosen:
             for what, kernel in _KERNELS[name]:
-                kernel.compile()
+                if isinstance(kernel, Entry):
+                    kernel.compile(with_kept=True)
+                else:
+                    kernel.compile()
                 seconds = "-" if kernel.compile_seconds is None else f"{kernel.compile_seconds:.2f} s"
                 rows.append((name, what, seconds, "loaded from disk" if kernel.loaded else "compiled"))
     print_table(("backend", "kernel", "time", ""), rows)

@@ -132,7 +132,8 @@ def _run_all(walk: int, address: int, n_bins: int, block: int) -> None:
             call_at(address, (np.int64(b), block))
 
 
-_parallel = Compiled(_walk, lambda: (types.int64,) * 3, parallel=True)
+parallel_loop = Compiled(_walk, lambda: (types.int64,) * 3, parallel=True)
+"""The loop over bins of all entries."""
 
 # numba converts arrays to the one compiled signature outside of tuples only, so functions that take them have a
 # parameter for each field.
@@ -220,6 +221,11 @@ class Entry(Generic[Arguments]):
         }
 
     @property
+    def kept_as(self) -> str:
+        """Pattern of the file on disk of the kernel of a bin, which is nearly all that compiling takes time for."""
+        return f"{self._run_bin.__module__}.{self._run_bin.__qualname__}.run-*.nbc"
+
+    @property
     def compile_seconds(self) -> float | None:
         """Seconds that compiling or loading took in this process; None before the first call and without JIT."""
         ready = [part.compile_seconds for part in self._used() if part.compile_seconds is not None]
@@ -231,17 +237,19 @@ class Entry(Generic[Arguments]):
         return all(part.loaded for part in self._used() if part.compile_seconds is not None)
 
     def _used(self) -> list[Compiled]:
-        """What calls take, the parallel loop among it, which is compiled once for all."""
-        return [] if self._is_plain else [self._parts["run"], self._parts["launch"], _parallel]
+        """This entry's own functions."""
+        return [] if self._is_plain else list(self._parts.values())
 
-    def compile(self) -> None:
-        """Compile now, if that has not happened yet."""
+    def compile(self, *, with_kept: bool = False) -> None:
+        """Compile now what calls take, and with_kept what kept arguments take, if that has not happened yet."""
+        for part in ("keep", "relaunch") if with_kept and self._moving and not self._is_plain else ():
+            self._parts[part].compile()
         with self._lock:
             if not self._is_plain and not self._address:
                 self._launch = self._parts["launch"].dispatcher()
                 self._address = self._parts["run"].address()
         if has_threads():
-            _parallel.compile()
+            parallel_loop.compile()
 
     def __call__(self, n_bins: int, arguments: Arguments) -> None:
         """Run all bins; they write into the last arguments."""
@@ -255,7 +263,7 @@ class Entry(Generic[Arguments]):
             self.compile()
         launch = self._launch
         if n_bins > 1 and has_threads():
-            run_threads(launch, _parallel.address(), self._address, n_bins, *arguments)
+            run_threads(launch, parallel_loop.address(), self._address, n_bins, *arguments)
         else:
             launch(0, self._address, n_bins, *arguments)
 
@@ -290,7 +298,7 @@ class Kept:
     def __call__(self, n_bins: int, addresses: tuple[int, ...]) -> None:
         """Run all bins, in parallel where there are threads."""
         if n_bins > 1 and has_threads():
-            run_threads(self._launch, _parallel.address(), self._address, n_bins, self._block, *addresses)
+            run_threads(self._launch, parallel_loop.address(), self._address, n_bins, self._block, *addresses)
         else:
             self._launch(0, self._address, n_bins, self._block, *addresses)
 

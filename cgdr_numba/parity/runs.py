@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numba
 
@@ -19,31 +19,22 @@ from cgdr_numba.parity.operators import CHUNK_OPERATOR, RECURRENT_OPERATOR
 from cgdr_numba.parity.replays import compare, is_planned, plan_call, replay
 from cgdr_numba.sched.device import DeviceSpec
 
-
-class Worker(NamedTuple):
-    """What runs an operator's calls on a backend, and how its compiled code is named on disk."""
-
-    entry: Entry[Any]
-    kept_as: str
-    """Pattern of the file of the kernel of a bin, which is nearly all that compiling takes time for."""
-
-
-WORKERS: Final = {
+WORKERS: Final[dict[str, dict[str, Entry[Any]]]] = {
     CHUNK_OPERATOR: {
-        "fast": Worker(walk_chunks, "cgdr_numba.core.fast.chunk_worker._run_bin-*.nbc"),
-        "faithful": Worker(walk_bins, "cgdr_numba.core.faithful.worker._run_bin-*.nbc"),
+        "fast": walk_chunks,
+        "faithful": walk_bins,
     },
     RECURRENT_OPERATOR: {
-        "fast": Worker(walk_pool, "cgdr_numba.core.fast.pool_worker._run_bin-*.nbc"),
-        "faithful": Worker(walk_cores, "cgdr_numba.core.faithful.pool_worker._run_core-*.nbc"),
+        "fast": walk_pool,
+        "faithful": walk_cores,
     },
 }
 """The workers of the backends that are compiled, by operator."""
-CHANNEL_WORKER: Final = Worker(walk_channels, "cgdr_numba.core.fast.channel_worker._run_bin-*.nbc")
+CHANNEL_WORKER: Final[Entry[Any]] = walk_channels
 """What runs calls on fast that have a gate for every channel."""
 
 
-def worker_of(operator: str, backend: str, has_channels: bool = False) -> Worker | None:
+def worker_of(operator: str, backend: str, has_channels: bool = False) -> Entry[Any] | None:
     """Return what runs an operator's calls, or those with a gate for every channel; None where nothing is compiled."""
     return CHANNEL_WORKER if has_channels and backend == "fast" else WORKERS[operator].get(backend)
 
@@ -53,7 +44,7 @@ def will_compile(operator: str, backend: str, has_channels: bool = False) -> boo
     worker = worker_of(operator, backend, has_channels)
     if worker is None or numba.config.DISABLE_JIT:
         return False
-    if worker.entry.compile_seconds is not None:
+    if worker.compile_seconds is not None:
         return False
     folder = cache_folder()
     return folder is None or next(folder.glob(worker.kept_as), None) is None
@@ -98,9 +89,8 @@ def run_call(call: RecordedCall, backend: str, target: str | DeviceSpec | None =
         plan = plan_call(call, target, backend=backend)
     worker = worker_of(call.operator, backend, call.has_channels)
     if worker is not None:
-        entry = worker.entry
-        entry.compile()
-        compile_seconds, loaded = entry.compile_seconds, entry.loaded
+        worker.compile()
+        compile_seconds, loaded = worker.compile_seconds, worker.loaded
     begin = time.perf_counter()
     out, final_state = replay(call, backend, target=target if plan is None else None, plan=plan)
     seconds = time.perf_counter() - begin

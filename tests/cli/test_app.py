@@ -184,6 +184,7 @@ def test_warmup_compiles_what_is_asked_for() -> None:
         ["fast", "gates"],
         ["fast", "pool"],
         ["fast", "raw"],
+        ["fast", "parallel"],
     ]
     assert "faithful" not in text
     assert "kept" in text
