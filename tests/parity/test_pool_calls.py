@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -172,18 +173,14 @@ def test_calls_with_gates_of_channels_have_a_worker_of_their_own(
     assert small_pool_call(gates="vector").has_channels
     assert not any(small_pool_call(gates=gates).has_channels for gates in ("g", "scalar"))
 
-    class Uncompiled:
-        """Stands for a worker that nothing has called in this process."""
-
-        compile_seconds = None
-
     plain, channels = (worker_of(RECURRENT_OPERATOR, "fast", has_channels) for has_channels in (False, True))
     assert plain is not None
     assert channels is not None
     assert worker_of(RECURRENT_OPERATOR, "faithful", True) is worker_of(RECURRENT_OPERATOR, "faithful")
-    fresh: Any = {"entry": Uncompiled()}
-    monkeypatch.setattr(runs, "WORKERS", {RECURRENT_OPERATOR: {"fast": plain._replace(**fresh)}})
-    monkeypatch.setattr(runs, "CHANNEL_WORKER", channels._replace(**fresh))
+    # These stand for workers that nothing has called in this process.
+    fresh = [SimpleNamespace(compile_seconds=None, kept_as=worker.kept_as) for worker in (plain, channels)]
+    monkeypatch.setattr(runs, "WORKERS", {RECURRENT_OPERATOR: {"fast": fresh[0]}})
+    monkeypatch.setattr(runs, "CHANNEL_WORKER", fresh[1])
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
     monkeypatch.setenv("CGDR_NUMBA_CACHE_DIR", str(tmp_path))
     folder = cache_folder()

@@ -1,6 +1,7 @@
 """One replay with its plan, times and errors."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -60,10 +61,9 @@ def test_options_are_checked_by_the_operator() -> None:
         run_call(small_call(), "slow")
 
 
-class Uncompiled:
+def uncompiled(worker: Any) -> Any:
     """Stands for a worker that nothing has called in this process."""
-
-    compile_seconds = None
+    return SimpleNamespace(compile_seconds=None, kept_as=worker.kept_as)
 
 
 @pytest.mark.parametrize(("backend", "other"), [("fast", "faithful"), ("faithful", "fast")])
@@ -71,7 +71,7 @@ def test_a_run_compiles_where_nothing_of_its_own_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, other: str
 ) -> None:
     workers: dict[str, Any] = WORKERS[CHUNK_OPERATOR]
-    fresh = {name: worker._replace(entry=Uncompiled()) for name, worker in workers.items()}
+    fresh = {name: uncompiled(worker) for name, worker in workers.items()}
     monkeypatch.setattr(runs, "WORKERS", {CHUNK_OPERATOR: fresh})
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
     monkeypatch.setenv("CGDR_NUMBA_CACHE_DIR", "")
