@@ -1,7 +1,7 @@
 """A transformers model with real head sizes, with and without the operators of this package, in turns in one run.
 
-python bench/models.py [--dtype float32] [--rounds 3]: prefill of 2048 tokens and decode, batches of 1 and 8; times of
-the operator and of the whole model.
+python bench/models.py [--dtype float32] [--rounds 3] [--batch 1 8] [--tokens 2048]: prefill of 2048 tokens and decode
+behind it, batches of 1 and 8; times of the operator and of the whole model, two layers together.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SIZES = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
 }
-N_TOKENS, N_DECODE = 2048, 16
+N_DECODE = 32
 
 
 class Timed:
@@ -86,6 +86,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=2048, help="of the prompts")
     asked = parser.parse_args()
     transformers.logging.set_verbosity_error()
     model = build(asked.dtype)
@@ -93,7 +95,7 @@ def main() -> None:
     print(f"{asked.dtype}, {torch.get_num_threads()} threads, {versions}")
     print("| batch, part | operator: transformers | ours | times | model: transformers | ours | times | difference |")
     print("|---|---|---|---|---|---|---|---|")
-    for batch in (1, 8):
+    for batch in asked.batch:
         runs: dict[tuple[str, bool], list[Any]] = defaultdict(list)
         for turn in range(asked.rounds + 1):
             for ours in (False, True):
@@ -102,7 +104,7 @@ def main() -> None:
                     if turn == 0:
                         measure(model, batch, 64, timed)  # compiles, and touches every weight
                         continue
-                    for part, result in measure(model, batch, N_TOKENS, timed).items():
+                    for part, result in measure(model, batch, asked.tokens, timed).items():
                         runs[part, ours].append(result)
         for part in ("prefill", "decode"):
             row = [f"{batch}, {part}"]

@@ -242,12 +242,13 @@ class Entry(Generic[Arguments]):
 
     def compile(self, *, with_kept: bool = False) -> None:
         """Compile now what calls take, and with_kept what kept arguments take, if that has not happened yet."""
-        for part in ("keep", "relaunch") if with_kept and self._moving and not self._is_plain else ():
-            self._parts[part].compile()
         with self._lock:
             if not self._is_plain and not self._address:
                 self._launch = self._parts["launch"].dispatcher()
                 self._address = self._parts["run"].address()
+            if not self._is_plain and self._moving and with_kept:
+                self._parts["keep"].compile()
+                self._parts["relaunch"].compile()
         if has_threads():
             parallel_loop.compile()
 

@@ -65,7 +65,8 @@ def inlined_kernel(function: F) -> F:
 def spliced_kernel(function: F) -> F:
     """Compile as `kernel` does, as a part of its caller: for what one kernel calls in one place.
 
-    A kernel of its own would be optimised once more, with all that it calls, for each kernel around it.
+    A kernel of its own takes its arguments once more through numba: half a second to compile where these are all of a
+    call's.
     """
     return numba.njit(inline="always", **_PART)(function)  # type: ignore[no-any-return]
 
