@@ -153,9 +153,12 @@ def relaunch(walk, address, n_bins, block, {moving}):
 """
 
 
-def _not_compiled(*_: Any) -> None:
-    """Stand where the launching function will be."""
-    raise AssertionError("compile() comes first")
+def _on_bins(launch: Any, address: int, n_bins: int, arguments: tuple[Any, ...]) -> None:
+    """Run the kernel at an address for all bins on what `launch` takes, in parallel where there are threads."""
+    if n_bins > 1 and has_threads():
+        run_threads(launch, parallel_loop.address(), address, n_bins, *arguments)
+    else:
+        launch(0, address, n_bins, *arguments)
 
 
 class Entry(Generic[Arguments]):
@@ -181,7 +184,7 @@ class Entry(Generic[Arguments]):
         self._run_bin, self._argument_types, self._moving = run_bin, argument_types, moving
         self._is_plain = bool(numba.config.DISABLE_JIT)
         self._lock = threading.Lock()
-        self._address, self._launch = 0, _not_compiled
+        self._address, self._launch = 0, None
         self.__doc__ = run_bin.__doc__
 
     @functools.cached_property
@@ -262,11 +265,7 @@ class Entry(Generic[Arguments]):
             return
         if not self._address:
             self.compile()
-        launch = self._launch
-        if n_bins > 1 and has_threads():
-            run_threads(launch, parallel_loop.address(), self._address, n_bins, *arguments)
-        else:
-            launch(0, self._address, n_bins, *arguments)
+        _on_bins(self._launch, self._address, n_bins, arguments)
 
     def keep(self, arguments: Arguments) -> "Kept | None":
         """Return the arguments kept for calls that give the addresses of the moving arrays; None without JIT."""
@@ -298,10 +297,7 @@ class Kept:
 
     def __call__(self, n_bins: int, addresses: tuple[int, ...]) -> None:
         """Run all bins, in parallel where there are threads."""
-        if n_bins > 1 and has_threads():
-            run_threads(self._launch, parallel_loop.address(), self._address, n_bins, self._block, *addresses)
-        else:
-            self._launch(0, self._address, n_bins, self._block, *addresses)
+        _on_bins(self._launch, self._address, n_bins, (self._block, *addresses))
 
     def in_turn(self, n_bins: int) -> Callable[..., None]:
         """Return what runs the bins one after another, given the addresses, and looks at nothing else on its way."""

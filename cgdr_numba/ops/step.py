@@ -66,8 +66,9 @@ class RecurrentStep:
         state_v_first: bool = False,
         threads: int | None = None,
     ) -> None:
-        tensors = (q, k, v, g, beta, state) if is_tensor(q) else None
-        if tensors is not None:
+        tensors = (q, k, v, g, beta, state)
+        self._takes_tensors = is_tensor(q)
+        if self._takes_tensors:
             q, k, v, g, beta, state = as_arrays("RecurrentStep", q=q, k=k, v=v, g=g, beta=beta, state=state)
         checks = Checks("RecurrentStep")
         for name, value in (("g", g), ("beta", beta), ("state", state)):
@@ -83,7 +84,7 @@ class RecurrentStep:
         n_threads = check_threads(checks, threads)
         plan = plan_steps(problem.dims, problem.lengths, n_threads or current_threads())
         self._steps = PreparedSteps(problem, plan, n_threads)
-        self.run_alike = None if tensors is None else tensor_step(self._steps, tensors, arrays)
+        self.run_alike = tensor_step(self._steps, tensors, arrays) if self._takes_tensors else None
         """What a step on torch tensors tries first, see `tensor_step`; None on arrays, and without JIT."""
 
     def _check(self, arrays: tuple[Array, ...]) -> Any:
@@ -101,11 +102,11 @@ class RecurrentStep:
             ContractError: A shape, dtype or layout other than at the start.
             UnsupportedError: A torch tensor that requires grad, or is not on the CPU.
         """
-        if self.run_alike is not None:
-            if not records_gradients(q, k, v, g, beta, state):
-                result: Array | None = self.run_alike(q, k, v, g, beta, state)
-                if result is not None:
-                    return result
+        if self.run_alike is not None and not records_gradients(q, k, v, g, beta, state):
+            result: Array | None = self.run_alike(q, k, v, g, beta, state)
+            if result is not None:
+                return result
+        if self._takes_tensors:
             q, k, v, g, beta, state = as_arrays("RecurrentStep", q=q, k=k, v=v, g=g, beta=beta, state=state)
         arrays = (q, k, v, g, beta, state)
         for array, (shape, dtype) in zip(arrays, self._expected, strict=False):
@@ -115,7 +116,7 @@ class RecurrentStep:
             self._check(arrays)
         out = memory.result(v.shape, q.dtype)
         self._steps.run(arrays, out)
-        return out if self.run_alike is None else as_tensor(out)
+        return as_tensor(out) if self._takes_tensors else out
 
     def _refuse(self, arrays: tuple[Array, ...]) -> None:
         """Raise for arrays that are not like those that the step was prepared for."""

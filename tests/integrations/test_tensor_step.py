@@ -70,7 +70,7 @@ def test_steps_have_the_bits_of_the_function(dtype: Any, threads: int) -> None:
 def test_other_strides_and_kinds_of_tensors_have_the_same_bits() -> None:
     step = RecurrentStep(*tensors_of(0), use_qk_l2norm_in_kernel=True)
     alike = step.run_alike
-    assert alike is not None
+    assert (alike is not None) == COMPILED
     for change in (
         lambda x: x.contiguous(),
         lambda x: torch.nn.Parameter(x, requires_grad=False),
@@ -81,7 +81,7 @@ def test_other_strides_and_kinds_of_tensors_have_the_same_bits() -> None:
             tensors = tensors_of(1)
             tensors[place] = change(tensors[place])
             if tensors[place].is_neg():
-                assert alike(*tensors) is None
+                assert alike is None or alike(*tensors) is None
                 with pytest.raises(DtypeError, match="negative bit"):
                     step(*tensors)
                 tensors[place] = tensors[place].resolve_neg()

@@ -199,7 +199,9 @@ def _repeat(last: _Last, call: Call, run: Run) -> Tensor | None:
 
 def _refuse_meaningful(stray: dict[str, Any]) -> None:
     """Refuse arguments that would change results."""
-    changed = [name for name in _MEANINGFUL if stray.get(name) is not None and stray[name] is not False]
+    changed = [
+        name for name, value in stray.items() if name in _MEANINGFUL and value is not None and value is not False
+    ]
     if changed:
         raise UnsupportedError(f"enable: a layer gives `{changed[0]}`, which no covered version of transformers does")
 
